@@ -1,0 +1,156 @@
+"""Claiming: scheduled jobs become this worker's, a few at a time, in the order asked for."""
+
+from __future__ import annotations
+
+import random
+import secrets
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from .errors import DjJobsError
+from .identity import next_claim, worker_id
+from .keys import Keys
+from .queue import Queue
+
+__all__ = ["ORDERS", "Claims", "Job"]
+
+ORDERS = ("original", "reverse", "random")
+#: Below every turn there can be.
+_FIRST = -(2**62)
+#: How many of the jobs that a restriction chooses are looked up at once.
+_PAGE = 500
+#: How often a page is looked up again, all of whose jobs others are just claiming.
+_PATIENCE = 20
+
+
+@dataclass(frozen=True)
+class Job:
+    """A claimed job. `worker_id` and `claim` are the token that guards its completion."""
+
+    key_hash: str
+    key: dict[str, Any]
+    attempt: int
+    priority: int
+    worker_id: str
+    claim: int
+
+
+class Claims:
+    """What one worker may claim of a table's jobs, and how.
+
+    Parameters
+    ----------
+    keys
+        The table's keys under the worker's restrictions.
+    order : str
+        "original" (as scheduled), "reverse" or "random", among jobs of the same priority.
+    priority : int, optional
+        Leave jobs alone whose priority number is higher than this.
+    """
+
+    def __init__(self, queue: Queue, keys: Keys, order: str = "original", priority: int | None = None) -> None:
+        if order not in ORDERS:
+            raise DjJobsError(f"Unknown order {order!r} for {keys.label}. Choose one of {', '.join(ORDERS)}.")
+        self._queue, self._keys, self._order, self._priority = queue, keys, order, priority
+        self._table_name = keys.table.table_name
+        # A retry's turn is its priority less a thousand.
+        within = " AND ({job}turn BETWEEN 0 AND %(priority)s OR {job}turn <= %(priority)s - 1000)"
+        self._only = "" if priority is None else within
+
+    def take(self, count: int) -> list[Job]:
+        """Claim up to `count` jobs. None at all means that there are none to be had now."""
+        return self._queue.db.retry(lambda: self._take(count))
+
+    def available(self) -> int:
+        """How many jobs there are to claim now."""
+        engine, keys = self._queue.engine, self._keys
+        if keys.restricted:
+            only = self._only.format(job="job.")
+            sql = self._queue.sql(engine.count_chosen, chosen=keys.chosen_sql, only=only)
+        else:
+            sql = self._queue.sql(engine.count_scheduled, only=self._only.format(job=""))
+        self._first_turn(_FIRST)
+        return self._queue.db.execute(sql, **self._parameters()).fetchone()[0]
+
+    def _parameters(self, **more: Any) -> dict[str, Any]:
+        return {"table": self._table_name, "priority": self._priority, **more}
+
+    def _take(self, count: int) -> list[Job]:
+        picks = self._picks_of_restriction(count) if self._keys.restricted else self._picks_of_turns(count)
+        jobs: list[Job] = []
+        for statement, parameters in picks:
+            jobs += self._claim(statement, {**parameters, "count": count - len(jobs)})
+            if len(jobs) >= count:
+                break
+        return jobs
+
+    def _claim(self, statement: str, parameters: dict[str, Any]) -> list[Job]:
+        """Lock what the statement picks and make it ours, in one transaction."""
+        queue, claim = self._queue, next_claim()
+        with queue.db.transaction():
+            rows = queue.db.execute(statement, **self._parameters(**parameters)).fetchall()
+            if not rows:
+                return []
+            hashes = tuple(row[0] for row in rows)
+            token = {"worker": worker_id(), "claim": claim}
+            queue.execute(
+                queue.engine.reserve, table=self._table_name, hashes=hashes, **token, **queue.signature()
+            )
+        jobs = [
+            Job(key_hash, self._keys.decode(key), attempt, priority, worker_id(), claim)
+            for key_hash, key, attempt, priority in rows
+        ]
+        return jobs
+
+    # -- all jobs of the table -------------------------------------------------------------------------
+
+    def _picks_of_turns(self, count: int) -> Iterator[tuple[str, dict[str, Any]]]:
+        """What to pick, turn after turn: usually the first one has all we want."""
+        turn = self._first_turn(_FIRST)
+        while turn is not None:
+            for statement, parameters in self._picks_of_turn():
+                yield statement, {**parameters, "turn": turn}
+            turn = self._first_turn(turn)
+
+    def _first_turn(self, floor: int) -> int | None:
+        queue = self._queue
+        sql = queue.sql(queue.engine.next_turn, only=self._only.format(job=""))
+        turn, is_due = queue.db.execute(sql, **self._parameters(floor=floor)).fetchone()
+        if is_due and floor == _FIRST:
+            queue.change(queue.engine.line_up, table=self._table_name)
+            turn, _ = queue.db.execute(sql, **self._parameters(floor=floor)).fetchone()
+        return turn
+
+    def _picks_of_turn(self) -> Iterator[tuple[str, dict[str, Any]]]:
+        queue = self._queue
+        if self._order == "random":
+            start = secrets.token_hex(16)
+            for side in (">=", "<"):
+                yield queue.sql(queue.engine.pick_at_random, side=side), {"start": start}
+        else:
+            direction = "DESC" if self._order == "reverse" else "ASC"
+            yield queue.sql(queue.engine.pick_in_order, direction=direction), {}
+
+    # -- jobs that a restriction chooses -------------------------------------------------------------------
+
+    def _picks_of_restriction(self, count: int) -> Iterator[tuple[str, dict[str, Any]]]:
+        self._first_turn(_FIRST)
+        for _ in range(_PATIENCE):
+            page = self._page()
+            if not page:
+                return
+            for first in range(0, len(page), count):
+                yield self._queue.sql(self._queue.engine.pick_these), {"hashes": page[first : first + count]}
+            # Others hold these at the moment: they are claiming them, or give them back.
+            time.sleep(random.uniform(0, 0.05))
+
+    def _page(self) -> tuple[str, ...]:
+        queue, direction = self._queue, "DESC" if self._order == "reverse" else "ASC"
+        order = "job.key_hash < %(start)s, job.key_hash" if self._order == "random" else f"job.due_time {direction}"
+        sql = queue.sql(
+            queue.engine.find_chosen, chosen=self._keys.chosen_sql, only=self._only.format(job="job."), order=order
+        )
+        rows = queue.db.execute(sql, **self._parameters(count=_PAGE, start=secrets.token_hex(16)))
+        return tuple(row[0] for row in rows.fetchall())

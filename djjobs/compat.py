@@ -1,0 +1,244 @@
+"""What differs between DataJoint 0.14 and 2.x. No other module asks which one it is.
+
+The classes `_Classic` (0.14) and `_Modern` (2.x) have the same members; the one that fits
+the installed DataJoint is this module's `datajoint_api`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import datajoint as dj
+from datajoint import blob, user_tables
+from datajoint.errors import AccessError, LostConnectionError
+from datajoint.table import Table
+
+from .errors import DjJobsError
+
+__all__ = ["AccessError", "LostConnectionError", "config_value", "datajoint_api", "instantiate_for"]
+
+
+class _ClassicConfig:
+    """0.14: `dj.config` is an open dictionary."""
+
+    def install(self, name: str, default: Any, check: Callable[[str, Any], Any]) -> None:
+        try:
+            dj.config[name]
+        except KeyError:
+            dj.config[name] = default
+
+    def get(self, name: str) -> Any:
+        return dj.config[name]
+
+    def set(self, name: str, value: Any) -> None:
+        dj.config[name] = value
+
+
+class _ModernConfig:
+    """2.x: `dj.config` is a closed pydantic model; a property on its class opens it for one name."""
+
+    def __init__(self) -> None:
+        self._values: dict[str, Any] = {}
+
+    def install(self, name: str, default: Any, check: Callable[[str, Any], Any]) -> None:
+        self._values.setdefault(name, default)
+
+        def write(_config: Any, value: Any) -> None:
+            self._values[name] = check(name, value)
+
+        from datajoint.settings import Config
+
+        setattr(Config, name, property(lambda _config: self._values[name], write))
+
+    def get(self, name: str) -> Any:
+        return self._values[name]
+
+    def set(self, name: str, value: Any) -> None:
+        self._values[name] = value
+
+
+class _Classic:
+    """DataJoint 0.14."""
+
+    config = _ClassicConfig()
+    populate_arguments = frozenset(
+        "keys suppress_errors return_exception_objects reserve_jobs order limit max_calls display_progress"
+        " processes make_kwargs".split()
+    )
+    #: Types of the queue's columns, as a definition spells them.
+    types = {
+        "small": "smallint",
+        "whole": "int",
+        "big": "bigint",
+        "real": "double",
+        "blob": "mediumblob",
+        "json": "json",
+    }
+
+    def backend(self, connection: Any) -> str:
+        return "mysql"
+
+    def quote(self, connection: Any, name: str) -> str:
+        return f"`{name}`"
+
+    def keys(self, expression: Any, **options: Any) -> list[dict[str, Any]]:
+        return expression.fetch("KEY", **options)
+
+    def dicts(self, expression: Any, **options: Any) -> list[dict[str, Any]]:
+        return expression.fetch(as_dict=True, **options)
+
+    def decode(self, attribute: Any, value: Any, connection: Any) -> Any:
+        from datajoint.fetch import _get
+
+        return _get(connection, attribute, value, squeeze=False, download_path=".")
+
+    def reconnect(self, connection: Any) -> None:
+        from datajoint.connection import connect_host_hook
+
+        connect_host_hook(connection)
+
+    def column_sql(self, definition: str, connection: Any) -> list[str]:
+        from datajoint.declare import prepare_declare
+
+        return prepare_declare(definition, None)[2]
+
+    def default_priority(self, connection: Any) -> int:
+        return 5
+
+    def refresh_by_default(self, connection: Any) -> bool:
+        return True
+
+    def keeps_completed(self, connection: Any) -> bool:
+        return False
+
+    def tables(self, schema: Any) -> list[str]:
+        return schema.list_tables()
+
+    def mark_json(self, table: Table, names: tuple[str, ...]) -> None:
+        """MariaDB reports json columns as longtext, and 0.14 has nothing else to go by."""
+        attributes = table.heading.attributes
+        for name in names:
+            if name in attributes and not attributes[name].json:
+                table.heading._attributes[name] = attributes[name]._replace(json=True, is_blob=False)
+
+    def let_legacy_tables_share(self, upgraded: Callable[[Any], bool], declare: Callable[[Any, str], None]) -> None:
+        """Let tables without the mixin reserve and report errors in an upgraded `~jobs`.
+
+        0.14's own JobTable packs the key into a blob; in an upgraded table the column holds JSON.
+        """
+        from datajoint.jobs import JobTable
+
+        if hasattr(JobTable, "_djjobs"):
+            return
+        original_init, original_insert1 = JobTable.__init__, Table.insert1
+
+        def __init__(self: Any, connection: Any, database: str) -> None:
+            declare(connection, database)
+            original_init(self, connection, database)
+            if upgraded(self):
+                datajoint_api.mark_json(self, ("key", "run_metadata"))
+
+        def insert1(self: Any, row: dict[str, Any], **options: Any) -> None:
+            if isinstance(row.get("key"), dict) and upgraded(self):
+                row = {**row, "key": json.loads(key_json(row["key"]))}
+            original_insert1(self, row, **options)
+
+        JobTable.__init__, JobTable.insert1, JobTable._djjobs = __init__, insert1, True
+
+
+class _Modern(_Classic):
+    """DataJoint 2.x."""
+
+    config = _ModernConfig()  # type: ignore[assignment]
+    populate_arguments = frozenset(
+        "suppress_errors return_exception_objects reserve_jobs max_calls display_progress processes"
+        " make_kwargs priority refresh".split()
+    )
+    types = {
+        "small": "int16",
+        "whole": "int32",
+        "big": "int64",
+        "real": "float64",
+        "blob": "<blob>",
+        "json": "json",
+    }
+
+    def backend(self, connection: Any) -> str:
+        return connection.adapter.backend
+
+    def quote(self, connection: Any, name: str) -> str:
+        return connection.adapter.quote_identifier(name)
+
+    def keys(self, expression: Any, **options: Any) -> list[dict[str, Any]]:
+        return expression.keys(**options)
+
+    def dicts(self, expression: Any, **options: Any) -> list[dict[str, Any]]:
+        return expression.to_dicts(**options)
+
+    def decode(self, attribute: Any, value: Any, connection: Any) -> Any:
+        from datajoint.codecs import decode_attribute
+
+        return decode_attribute(attribute, value, connection=connection)
+
+    def reconnect(self, connection: Any) -> None:
+        connection.connect()
+
+    def column_sql(self, definition: str, connection: Any) -> list[str]:
+        from datajoint.declare import prepare_declare
+
+        return prepare_declare(definition, {}, connection.adapter)[2]
+
+    def default_priority(self, connection: Any) -> int:
+        return connection._config.jobs.default_priority
+
+    def refresh_by_default(self, connection: Any) -> bool:
+        return connection._config.jobs.auto_refresh
+
+    def keeps_completed(self, connection: Any) -> bool:
+        return connection._config.jobs.keep_completed
+
+    def mark_json(self, table: Table, names: tuple[str, ...]) -> None:
+        """2.x knows JSON columns by their comment, on MariaDB too."""
+
+    def let_legacy_tables_share(self, upgraded: Callable[[Any], bool], declare: Callable[[Any, str], None]) -> None:
+        """2.x keeps the queues of tables without the mixin in tables of their own."""
+
+
+def _generation() -> _Classic:
+    version = dj.__version__
+    numbers = tuple(int(part) for part in version.split(".")[:2])
+    if numbers >= (2, 3):
+        return _Modern()
+    if (0, 14) <= numbers < (0, 15):
+        return _Classic()
+    raise DjJobsError(f"djjobs works with DataJoint 0.14 and with 2.3 or newer, not with {version}.")
+
+
+datajoint_api = _generation()
+config_value = datajoint_api.config
+
+
+def instantiate_for(*names: str) -> None:
+    """Let these methods be called on a table's class as on an instance, as `populate` can be."""
+    user_tables.supported_class_attrs.update(names)
+
+
+def key_json(key: dict[str, Any]) -> str:
+    """A legacy key as JSON: numbers and texts as they are, all else as DataJoint prints it."""
+
+    def plain(value: Any) -> Any:
+        return value.item() if hasattr(value, "item") else str(value)
+
+    return json.dumps(key, default=plain, sort_keys=True, ensure_ascii=False)
+
+
+def pack(value: Any) -> bytes:
+    """What DataJoint would store in a blob column."""
+    return blob.pack(value)
+
+
+def unpack(value: bytes) -> Any:
+    """What DataJoint would give back of a blob column."""
+    return blob.unpack(value)

@@ -1,0 +1,151 @@
+"""The connection a table has, seen as a queue needs it: named statements, short transactions, retries."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from typing import Any, TypeVar
+
+from datajoint.errors import MissingTableError
+
+from .compat import AccessError, LostConnectionError, datajoint_api
+from .errors import DjJobsError
+from .sql import Engine, engine_for
+
+__all__ = ["Database", "explained"]
+
+_TRIES = 10
+T = TypeVar("T")
+
+
+class Database:
+    """A DataJoint connection and the engine behind it."""
+
+    def __init__(self, connection: Any) -> None:
+        self.connection = connection
+        self.engine: Engine = engine_for(datajoint_api.backend(connection))
+        self._open = False
+
+    def execute(self, sql: str, **parameters: Any) -> Any:
+        """Run one statement and return its cursor.
+
+        DataJoint reconnects and repeats a statement when the connection is lost. Inside a
+        transaction of ours that would repeat its second half only.
+        """
+        return self.connection.query(sql, args=parameters, reconnect=False if self._open else None)
+
+    def change(self, sql: str, **parameters: Any) -> int:
+        """Run one statement in a transaction of its own and return how many rows it changed."""
+
+        def attempt() -> int:
+            with self.transaction():
+                return self.execute(sql, **parameters).rowcount
+
+        return self.retry(attempt)
+
+    @contextmanager
+    def transaction(self) -> Iterator[None]:
+        """A short transaction of the queue's own, under READ COMMITTED."""
+        first, *rest = self.engine.begin
+        self.execute(first)
+        self._open = True
+        try:
+            for statement in rest:
+                self.execute(statement)
+            yield
+            self.execute("COMMIT")
+        except Exception:
+            self.roll_back()
+            raise
+        except BaseException:
+            self.start_afresh()
+            raise
+        finally:
+            self._open = False
+
+    def roll_back(self) -> None:
+        """Roll back, also what DataJoint began; if that does not get through, start afresh."""
+        try:
+            self.connection.query("ROLLBACK", reconnect=False)
+        except Exception:
+            self.start_afresh()
+        self.connection._in_transaction = False
+
+    def start_afresh(self) -> None:
+        """Open a new connection. An interrupt may have left the old one in the middle of an answer."""
+        with suppress(Exception):
+            self.connection.close()
+        datajoint_api.reconnect(self.connection)
+        self.connection._in_transaction = False
+        # DataJoint keeps the number of its first connection.
+        self.connection.connection_id = self.connection.query(self.engine.own_connection_id).fetchone()[0]
+
+    def retry(self, action: Callable[[], T]) -> T:
+        """Do a whole transaction again when a deadlock or a lost connection ended it."""
+        for tried in range(_TRIES):
+            try:
+                return action()
+            except Exception as error:
+                if tried == _TRIES - 1 or not self.is_transient(error):
+                    raise
+                time.sleep(random.uniform(0, 0.01 * 2**tried))
+        raise AssertionError("not reached")
+
+    def is_transient(self, error: BaseException) -> bool:
+        return isinstance(error, LostConnectionError) or self.engine.is_transient(error)
+
+    @contextmanager
+    def locked(self, name: str) -> Iterator[None]:
+        """Hold a named lock of the server. For declaring tables only: it dies with the session."""
+        take, give_back = self.engine.lock(name)
+        self.execute(take)
+        try:
+            yield
+        finally:
+            self.execute(give_back)
+
+
+@contextmanager
+def explained(connection: Any, table: str, doing: str) -> Iterator[None]:
+    """Turn what the server or DataJoint says into one error that names the table and the way out."""
+    try:
+        yield
+    except DjJobsError:
+        raise
+    except Exception as error:
+        message = _explanation(error, connection, table)
+        if message is None:
+            raise
+        raise DjJobsError(f"Cannot {doing} {table}: {message}") from error
+
+
+def _explanation(error: Exception, connection: Any, table: str) -> str | None:
+    info = connection.conn_info
+    server, user = f"{info['host']}:{info['port']}", info["user"]
+    kind = engine_for(datajoint_api.backend(connection)).diagnose(error)
+    if isinstance(error, AccessError) or kind == "access":
+        return (
+            f"the user {user!r} lacks a privilege ({_first_line(error)}). It takes SELECT, INSERT, UPDATE and "
+            "DELETE on the schema, and CREATE, ALTER and INDEX the first time a queue is used there. Ask whoever "
+            "administers the server to grant them."
+        )
+    if kind == "credentials":
+        return (
+            f"the server {server} refused the password of user {user!r}. "
+            'Check dj.config["database.user"] and dj.config["database.password"].'
+        )
+    if kind == "unreachable" or isinstance(error, LostConnectionError):
+        return (
+            f"no connection to the server {server} ({_first_line(error)}). Check that it runs, and "
+            'dj.config["database.host"] and dj.config["database.port"]; then dj.conn(reset=True).'
+        )
+    if isinstance(error, MissingTableError):
+        return f"a table is missing ({_first_line(error)}). Import the module that declares it, then try again."
+    return None
+
+
+def _first_line(error: Exception) -> str:
+    text = " ".join(str(part) for part in error.args if str(part)) or type(error).__name__
+    return text.strip().splitlines()[0][:200]

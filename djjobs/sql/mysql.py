@@ -1,0 +1,138 @@
+"""MySQL 8 and MariaDB 10.6, and newer."""
+
+from __future__ import annotations
+
+import decimal
+import uuid
+from typing import Any
+
+import pymysql
+from pymysql import converters
+
+from .engine import Engine
+
+_DEADLOCK, _LOCK_TIMEOUT = 1213, 1205
+_LOST = {0, 2006, 2013, 2014, 2055}
+_ACCESS = {1044, 1142, 1143, 1227, 1370, 1410}
+_CREDENTIALS = {1045, 1698}
+_UNREACHABLE = {1040, 2002, 2003, 2005}
+
+
+class MySQL(Engine):
+    now = "UTC_TIMESTAMP(6)"
+    key = "`key`"
+    user = "`user`"
+    or_skip = "ON DUPLICATE KEY UPDATE table_name = VALUES(table_name)"
+
+    own_connection_id = "SELECT CONNECTION_ID()"
+
+    # Under REPEATABLE READ a locking read locks the gaps too and keeps others from inserting.
+    begin = ("SET TRANSACTION ISOLATION LEVEL READ COMMITTED", "START TRANSACTION")
+
+    # The schema's default may be latin1, and a comparison across character sets uses no index.
+    after_declare = (
+        "ALTER TABLE {jobs} CONVERT TO CHARACTER SET utf8mb4",
+        """
+        ALTER TABLE {jobs}
+            MODIFY table_name varchar(255) CHARACTER SET ascii COLLATE ascii_bin NOT NULL,
+            MODIFY key_hash char(32) CHARACTER SET ascii COLLATE ascii_bin NOT NULL,
+            MODIFY worker_id char(36) CHARACTER SET ascii COLLATE ascii_bin DEFAULT NULL,
+            RENAME INDEX table_name TO claim_in_order,
+            RENAME INDEX table_name_2 TO claim_at_random,
+            COMMENT = '{comment}'""",
+    )
+    # Both indexes fit the WHERE clause; the optimizer must not pick the other one and sort.
+    use_order_index = "FORCE INDEX (claim_in_order)"
+    use_hash_index = "FORCE INDEX (claim_at_random)"
+
+    change_chosen = """
+        UPDATE {jobs} AS job JOIN ({chosen}) AS chosen ON chosen.key_hash = job.key_hash
+        SET {changes} WHERE job.table_name = %(table)s AND job.status IN %(statuses)s"""
+
+    # By its full name: with an alias MySQL asks for a default schema.
+    delete_orphans = """
+        DELETE {jobs} FROM {jobs} LEFT JOIN ({living}) AS living ON living.key_hash = {jobs}.key_hash {join_chosen}
+        WHERE {jobs}.table_name = %(table)s AND {jobs}.status IN %(statuses)s AND living.key_hash IS NULL"""
+    join_chosen = "JOIN ({chosen}) AS chosen ON chosen.key_hash = {jobs}.key_hash"
+
+    rehash_legacy_rows = """
+        UPDATE IGNORE {jobs} SET key_hash = {hash}, created_time = {now}
+        WHERE table_name = %(table)s AND created_time IS NULL AND {key} IS NOT NULL"""
+
+    def seconds(self, parameter: str) -> str:
+        return f"INTERVAL {parameter} * 1000000 MICROSECOND"
+
+    def microseconds(self, count: str) -> str:
+        return f"INTERVAL {count} MICROSECOND"
+
+    def moment(self, parameter: str) -> str:
+        return f"CAST({parameter} AS DATETIME(6))"
+
+    def json_object(self, columns: dict[str, tuple[str, str]]) -> str:
+        pairs = [f"'{name}', {self._to_json(*columns[name])}" for name in sorted(columns)]
+        return f"JSON_OBJECT({', '.join(pairs)})"
+
+    @staticmethod
+    def _to_json(column: str, kind: str) -> str:
+        if kind == "int":
+            return column
+        if kind == "text":
+            return f"CONVERT({column} USING utf8mb4)"
+        if kind == "uuid":
+            text = f"LOWER(HEX({column}))"
+            for position in (9, 14, 19, 24):
+                text = f"INSERT({text}, {position}, 0, '-')"
+            return text
+        return f"CAST({column} AS CHAR)"
+
+    def hash(self, json: str) -> str:
+        # As ascii, like the column: compared in another character set it would find no index.
+        return f"CONVERT(LEFT(SHA2(CAST({json} AS CHAR CHARACTER SET utf8mb4), 256), 32) USING ascii)"
+
+    def from_json(self, json: str, name: str, kind: str) -> str:
+        text = f"JSON_UNQUOTE(JSON_EXTRACT({json}, '$.{name}'))"
+        casts = {
+            "int": f"({text} + 0)",
+            "decimal": f"CAST({text} AS DECIMAL(65, 30))",
+            "float": f"({text} + 0e0)",
+            "uuid": f"UNHEX(REPLACE({text}, '-', ''))",
+            "date": f"CAST({text} AS DATE)",
+            "datetime": f"CAST({text} AS DATETIME(6))",
+            "time": f"CAST({text} AS TIME(6))",
+        }
+        return casts.get(kind, text)
+
+    def to_driver(self, kind: str, value: Any) -> Any:
+        return _DRIVER.get(kind, str)(value)
+
+    def lock(self, name: str) -> tuple[str, str]:
+        # 64 characters at most.
+        return f"SELECT GET_LOCK('{name[:64]}', 60)", f"SELECT RELEASE_LOCK('{name[:64]}')"
+
+    def is_transient(self, error: BaseException) -> bool:
+        return isinstance(error, pymysql.MySQLError) and _code(error) in {_DEADLOCK, _LOCK_TIMEOUT} | _LOST
+
+    def diagnose(self, error: BaseException) -> str | None:
+        if not isinstance(error, pymysql.MySQLError):
+            return None
+        code = _code(error)
+        if code in _ACCESS:
+            return "access"
+        if code in _CREDENTIALS:
+            return "credentials"
+        return "unreachable" if code in _UNREACHABLE | _LOST else None
+
+
+def _code(error: BaseException) -> Any:
+    return error.args[0] if error.args else None
+
+
+_DRIVER = {
+    "int": int,
+    "float": float,
+    "decimal": decimal.Decimal,
+    "uuid": lambda text: uuid.UUID(text).bytes,
+    "date": converters.convert_date,
+    "datetime": converters.convert_datetime,
+    "time": converters.convert_timedelta,
+}

@@ -1,0 +1,112 @@
+"""PostgreSQL 14 and newer."""
+
+from __future__ import annotations
+
+import decimal
+import uuid
+from typing import Any
+
+from .engine import Engine
+
+_TRANSIENT = {"40001", "40P01", "55P03", "57P01", "57P02", "57P03", "08000", "08003", "08006"}
+_CREDENTIALS = {"28P01", "28000"}
+
+
+class PostgreSQL(Engine):
+    # The columns are without time zone, and sessions may differ in theirs.
+    now = "(statement_timestamp() AT TIME ZONE 'UTC')"
+    key = '"key"'
+    user = '"user"'
+    or_skip = "ON CONFLICT DO NOTHING"
+    own_connection_id = "SELECT pg_backend_pid()"
+    after_declare = ("COMMENT ON TABLE {jobs} IS '{comment}'",)
+    begin = ("BEGIN ISOLATION LEVEL READ COMMITTED",)
+
+    change_chosen = """
+        UPDATE {jobs} AS job SET {changes} FROM ({chosen}) AS chosen
+        WHERE chosen.key_hash = job.key_hash AND job.table_name = %(table)s AND job.status::text IN %(statuses)s"""
+
+    delete_orphans = """
+        DELETE FROM {jobs} AS job
+        WHERE job.table_name = %(table)s AND job.status::text IN %(statuses)s
+          AND NOT EXISTS (SELECT 1 FROM ({living}) AS living WHERE living.key_hash = job.key_hash) {join_chosen}"""
+    join_chosen = "AND job.key_hash IN (SELECT key_hash FROM ({chosen}) AS chosen)"
+
+    rehash_legacy_rows = """
+        UPDATE {jobs} SET created_time = {now} WHERE table_name = %(table)s AND created_time IS NULL"""
+
+    def seconds(self, parameter: str) -> str:
+        return f"{parameter} * INTERVAL '1 second'"
+
+    def microseconds(self, count: str) -> str:
+        return f"{count} * INTERVAL '1 microsecond'"
+
+    def moment(self, parameter: str) -> str:
+        return f"CAST({parameter} AS timestamp)"
+
+    def json_object(self, columns: dict[str, tuple[str, str]]) -> str:
+        pairs = [f"'{name}', {self._to_json(*columns[name])}" for name in sorted(columns)]
+        return f"jsonb_build_object({', '.join(pairs)})"
+
+    @staticmethod
+    def _to_json(column: str, kind: str) -> str:
+        # A cast of char(n) to text would drop the padding that the driver returns.
+        return column if kind in ("int", "bool", "text") else f"{column}::text"
+
+    def hash(self, json: str) -> str:
+        # As char, like the column: compared with text it would find no index.
+        return f"left(encode(sha256(convert_to(({json})::text, 'UTF8')), 'hex'), 32)::char(32)"
+
+    def from_json(self, json: str, name: str, kind: str) -> str:
+        types = {
+            "int": "numeric",
+            "decimal": "numeric",
+            "float": "double precision",
+            "bool": "boolean",
+            "uuid": "uuid",
+            "date": "date",
+            "datetime": "timestamp",
+            "time": "time",
+        }
+        return f"({json} ->> '{name}')::{types.get(kind, 'text')}"
+
+    def to_driver(self, kind: str, value: Any) -> Any:
+        from psycopg2 import extensions
+
+        if kind in ("int", "bool", "text"):
+            return value
+        if kind == "uuid":
+            return uuid.UUID(value).bytes
+        if kind in ("float", "decimal"):
+            return float(value) if kind == "float" else decimal.Decimal(value)
+        casters = {"date": extensions.PYDATE, "datetime": extensions.PYDATETIME, "time": extensions.PYTIME}
+        return casters[kind](value, None)
+
+    def lock(self, name: str) -> tuple[str, str]:
+        number = f"hashtextextended('{name}', 0)"
+        return f"SELECT pg_advisory_lock({number})", f"SELECT pg_advisory_unlock({number})"
+
+    def is_transient(self, error: BaseException) -> bool:
+        import psycopg2
+
+        if not isinstance(error, psycopg2.Error):
+            return False
+        return error.pgcode in _TRANSIENT or (error.pgcode is None and self._is_lost(error))
+
+    @staticmethod
+    def _is_lost(error: BaseException) -> bool:
+        """A connection that broke leaves an error without a code."""
+        import psycopg2
+
+        return isinstance(error, (psycopg2.OperationalError, psycopg2.InterfaceError))
+
+    def diagnose(self, error: BaseException) -> str | None:
+        import psycopg2
+
+        if not isinstance(error, psycopg2.Error):
+            return None
+        if error.pgcode == "42501":
+            return "access"
+        if error.pgcode in _CREDENTIALS or "authentication failed" in str(error):
+            return "credentials"
+        return "unreachable" if error.pgcode is None and self._is_lost(error) else None

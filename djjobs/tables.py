@@ -1,0 +1,151 @@
+"""The tables of a queue, as ordinary DataJoint tables: `~jobs` and `~jobs_control`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from datajoint.heading import Heading
+from datajoint.table import Table
+
+from .compat import datajoint_api
+
+__all__ = ["ERROR_MESSAGE_LENGTH", "STATUSES", "UNFINISHED_MARK", "VERSION_MARK", "JobControl", "Jobs", "job_definition"]
+
+STATUSES = ("scheduled", "reserved", "error", "ignore", "success", "cancelled")
+ERROR_MESSAGE_LENGTH = 2047
+#: Opens the comment of `~jobs` once all of it is there; a later version will know ours by this.
+VERSION_MARK = "djjobs queue, version 1"
+#: Opens it until then.
+UNFINISHED_MARK = "djjobs queue, unfinished"
+
+#: The columns that hold JSON.
+JSON_COLUMNS = ("key", "run_metadata", "attempts", "progress")
+
+
+def job_definition() -> str:
+    """The definition of `~jobs`."""
+    statuses = ",".join(f"'{status}'" for status in STATUSES)
+    return """# {mark}
+    table_name : varchar(255)  # the table whose make() is to be called
+    key_hash : char(32)  # hash of the key
+    ---
+    status : enum({statuses})  # what is to be done, is being done, or came of it
+    key=null : {json}  # the key for make()
+    error_message="" : varchar({error_message_length})  # what the last failed attempt said
+    error_stack=null : {blob}  # its stack trace
+    user="" : varchar(255)  # database user of who scheduled or runs the job
+    host="" : varchar(255)  # and the host
+    pid=0 : {big}  # and the process
+    connection_id=0 : {big}  # and the database connection
+    timestamp=CURRENT_TIMESTAMP(6) : datetime(6)  # when the status changed last
+    run_duration=null : {real}  # seconds that the last attempt took
+    run_metadata=null : {json}  # versions and machine of the last attempt
+    priority=5 : {small}  # lower is more urgent
+    turn=null : {big}  # place in line by priority; null while waiting for the due time
+    job_group="" : varchar(255)  # jobs of different groups take turns
+    due_time=CURRENT_TIMESTAMP(6) : datetime(6)  # not before this time; also the order of scheduling
+    created_time=null : datetime(6)  # when the job was scheduled
+    attempt=0 : {whole}  # how many attempts were used up
+    attempts=null : {json}  # what came of each
+    worker_id=null : char(36)  # who holds the claim
+    claim=0 : {big}  # and the number of the claim, which only grows
+    cancel_request="" : varchar(16)  # what the running job was asked
+    progress=null : {json}  # how far the running job is
+    run_id=null : {big}  # the run that it belongs to
+    index (table_name, status, turn, due_time)
+    index (table_name, status, turn, key_hash)
+    index (run_id)
+    """.format(
+        mark=UNFINISHED_MARK,
+        statuses=statuses,
+        error_message_length=ERROR_MESSAGE_LENGTH,
+        **datajoint_api.types,
+    )
+
+
+class QueueTable(Table):
+    """A table of the queue in one schema."""
+
+    _name: str
+
+    def __init__(self, connection: Any, database: str) -> None:
+        self.database = database
+        self._connection = connection
+        self._heading = Heading(
+            table_info={"conn": connection, "database": database, "table_name": self._name, "context": None}
+        )
+        self._support = [self.full_table_name]
+
+    @property
+    def table_name(self) -> str:
+        return self._name
+
+    def delete(self, *_: Any, **__: Any) -> None:
+        """Delete the rows without prompting, as DataJoint's own job tables do."""
+        self.delete_quick()
+
+    def drop(self, *_: Any, **__: Any) -> None:
+        """Drop the table without prompting."""
+        self.drop_quick()
+
+
+class Jobs(QueueTable):
+    """`~jobs` of a schema, or the jobs of one table in it. A DataJoint query like any other."""
+
+    _name = "~jobs"
+
+    @property
+    def definition(self) -> str:
+        return job_definition()
+
+    def _with_status(self, status: str) -> Jobs:
+        return self & f"status='{status}'"
+
+    @property
+    def scheduled(self) -> Jobs:
+        """Jobs that wait for a worker or for their due time."""
+        return self._with_status("scheduled")
+
+    @property
+    def reserved(self) -> Jobs:
+        """Jobs that a worker has."""
+        return self._with_status("reserved")
+
+    @property
+    def errors(self) -> Jobs:
+        """Jobs that failed."""
+        return self._with_status("error")
+
+    @property
+    def ignored(self) -> Jobs:
+        """Jobs that are to be left alone."""
+        return self._with_status("ignore")
+
+    @property
+    def completed(self) -> Jobs:
+        """Jobs that succeeded, where these are kept."""
+        return self._with_status("success")
+
+    @property
+    def cancelled(self) -> Jobs:
+        """Jobs that were called off."""
+        return self._with_status("cancelled")
+
+
+class JobControl(QueueTable):
+    """`~jobs_control`: who schedules a table, and when it was scheduled last."""
+
+    _name = "~jobs_control"
+
+    @property
+    def definition(self) -> str:
+        return """# djjobs: scheduling and upkeep of the tables of {database}; all times are UTC
+        table_name : varchar(255)
+        scope : varchar(32)  # which keys and how: empty for all keys, else a hash of the restrictions
+        ---
+        last_scheduled=null : datetime(6)  # when a scheduling ended last
+        scheduling_until=null : datetime(6)  # a scheduling runs, or was begun and will not be waited for after this
+        scheduling_by=null : char(36)  # who schedules
+        last_cleanup=null : datetime(6)
+        paused=null : datetime(6)  # since when no job is given out
+        """.format(database=self.database)
