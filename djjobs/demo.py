@@ -38,7 +38,7 @@ SCHEDULING_INTERVAL = 0.5  # seconds: a demo is short
 
 def main(argv: list[str] | None = None) -> int:
     """Run the demo from the command line (``python -m djjobs.demo``) and return the exit code."""
-    parser = argparse.ArgumentParser(prog="djjobs demo", description="The job queue at work, on a server of its own.")
+    parser = argparse.ArgumentParser(prog="djjobs demo", description="A job queue at work.")
     parser.add_argument("--workers", type=int, default=4, help="worker processes (default 4)")
     parser.add_argument("--sessions", type=int, default=60, help="sessions to compute (default 60)")
     parser.add_argument("--keep", action="store_true", help="keep the server up until Ctrl-C")
@@ -70,7 +70,7 @@ def run(workers: int = 4, sessions: int = 60, keep: bool = False) -> int:
         _check_requirements()
         with PostgresServer() as server:
             pipeline = _connect(server.settings)
-            print(f"PostgreSQL runs on port {server.port}. {sessions} sessions are waiting for {workers} workers.\n")
+            print(f"PostgreSQL is up on port {server.port}; {sessions} sessions, {workers} workers.\n")
             pipeline.insert_sessions(n_sessions=sessions)
             for table in pipeline.TABLES:
                 table.schedule_jobs()
@@ -154,14 +154,17 @@ def _stop_with_standard_input() -> None:
 
 
 def _left(tables: tuple[Any, ...]) -> bool:
-    """Whether anything is to be computed yet. Upstream first: a table that is done gives no more keys to the next."""
+    """Whether anything is to be computed yet.
+
+    Asked upstream first: a table that is done has no more keys for the next.
+    """
     return any(counts.done + counts.error < counts.total for counts in map(_count, tables))
 
 
 def _count(table: Any) -> Counts:
     remaining, total = table.progress()
-    jobs = table.jobs
-    return Counts(table.__name__, len(jobs.scheduled), len(jobs.reserved), len(jobs.errors), total - remaining, total)
+    jobs = table.jobs.progress()
+    return Counts(table.__name__, jobs["pending"], jobs["reserved"], jobs["error"], total - remaining, total)
 
 
 @contextlib.contextmanager
@@ -169,7 +172,7 @@ def _workers(number: int, settings: dict[str, Any]) -> Iterator[list[Worker]]:
     crew: list[Worker] = []
     try:
         for _ in range(number):
-            log = tempfile.TemporaryFile()
+            log = tempfile.TemporaryFile()  # noqa: SIM115 - closed with the worker
             process = subprocess.Popen(
                 [sys.executable, "-m", "djjobs.demo", "--worker"],
                 stdin=subprocess.PIPE,
@@ -217,7 +220,8 @@ def _watch(tables: tuple[Any, ...], crew: list[Worker]) -> None:
     if console.is_terminal:
         with Live(console=console, auto_refresh=False) as live:
             for counts in _follow(tables, crew):
-                live.update(_picture(counts, f"{len(crew)} workers, {time.monotonic() - start:.0f} s"), refresh=True)
+                caption = f"{len(crew)} workers, {time.monotonic() - start:.0f} s"
+                live.update(_picture(counts, caption), refresh=True)
         return
     last, due = "", 0.0
     for counts in _follow(tables, crew):
@@ -250,19 +254,20 @@ def _picture(counts: list[Counts], caption: str) -> Any:
 def _report(pipeline: ModuleType) -> None:
     """The status table, and the errors that were provoked on purpose."""
     print(f"\n{djjobs.status(pipeline.schema).to_string(index=False)}\n")
-    errors = [(table.__name__, job["key"], job["error_message"]) for table in pipeline.TABLES for job in table.jobs.errors]
-    print(f"{len(errors)} sessions were bad on purpose:\n")
-    for table, key, message in errors:
-        print(f"  {table:<16} {', '.join(map(str, key.values())):<12} {message}")
+    errors = [(table, job) for table in pipeline.TABLES for job in table.jobs.errors]
+    print(f"{len(errors)} sessions are bad on purpose:\n")
+    for table, job in errors:
+        key = ", ".join(map(str, job["key"].values()))
+        print(f"  {table.__name__:<16} {key:<12} {job['error_message']}")
 
 
 def _say_what_next(settings: dict[str, Any], keep: bool) -> None:
     if not keep:
-        print("\nNext: `djjobs demo --keep` keeps the server up, for a look at the queue from a second terminal.")
+        print("\nNext: `djjobs demo --keep` keeps the server up, for a look from a second terminal.")
         return
-    names = {"backend": "BACKEND", "host": "HOST", "port": "PORT", "user": "USER", "password": "PASS"}
-    environment = " ".join(f"DJ_{names[name]}={settings[f'database.{name}']}" for name in names)
-    print(f"\nNext, in a second terminal (Ctrl-C here ends the server):\n\n  export {environment}\n", flush=True)
+    variables = {"BACKEND": "backend", "HOST": "host", "PORT": "port", "USER": "user", "PASS": "password"}
+    exports = " ".join(f"DJ_{name}={settings[f'database.{key}']}" for name, key in variables.items())
+    print(f"\nNext, in a second terminal (Ctrl-C here ends the server):\n\n  export {exports}", flush=True)
 
 
 if __name__ == "__main__":

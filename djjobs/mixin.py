@@ -194,7 +194,7 @@ class JobsMixin:
         claims = Claims(queue, keys, options.order, options.priority)  # refuses an unknown order before anything is done
         results = Results()
 
-        def reschedule(queue: Queue = queue) -> None:
+        def reschedule() -> None:
             if schedule:
                 self._schedule(queue, keys, priority=options.priority)
 
@@ -213,14 +213,12 @@ class JobsMixin:
                 def prepare(context: Any) -> tuple[Budget, Callable[..., None]]:
                     shared = Budget(max_calls, limit, context)
 
-                    def in_child(queue: Queue, report: Callable[[Outcome], None]) -> None:
-                        work(
-                            self, queue, keys, options, budget=shared, report=report, reschedule=lambda: reschedule(queue)
-                        )
+                    def in_child(report: Callable[[Outcome], None]) -> None:
+                        work(self, queue, keys, options, budget=shared, reschedule=reschedule, report=report)
 
                     return shared, in_child
 
-                populate_in_processes(processes or mp.cpu_count(), self, prepare, report)
+                populate_in_processes(processes or mp.cpu_count(), queue, self, prepare, report)
         return results.as_dict()
 
     def cleanup_jobs(self, *restrictions: Any) -> dict[str, int]:

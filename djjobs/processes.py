@@ -24,12 +24,16 @@ from .queue import Queue
 
 __all__ = ["populate_in_processes"]
 
-#: What a child runs: given its queue and a way to report, it works until there is nothing left.
-Work = Callable[[Queue, Callable[[Outcome], None]], None]
+#: What a child runs: given a way to report, it works until there is nothing left.
+Work = Callable[[Callable[[Outcome], None]], None]
 
 
 def populate_in_processes(
-    count: int, table: Any, prepare: Callable[[Any], tuple[Budget, Work]], report: Callable[[Outcome], None]
+    count: int,
+    queue: Queue,
+    table: Any,
+    prepare: Callable[[Any], tuple[Budget, Work]],
+    report: Callable[[Outcome], None],
 ) -> None:
     """Run a populate in `count` child processes.
 
@@ -50,9 +54,9 @@ def populate_in_processes(
     budget, work = prepare(context)
     # An open connection must not be inherited: two processes would read each other's answers.
     table.connection.close()
-    children = [_Child(context, table, work) for _ in range(count)]
+    children = [_Child(context, queue, work) for _ in range(count)]
     try:
-        Queue.of(table.connection, table.database).db.start_afresh()
+        queue.db.start_afresh()
         _listen(children, report)
     except BaseException:
         budget.spend_all()
@@ -68,11 +72,11 @@ def populate_in_processes(
 class _Child:
     """A child process and the two pipes to it: what it reports, and whether the parent still lives."""
 
-    def __init__(self, context: Any, table: Any, work: Work) -> None:
+    def __init__(self, context: Any, queue: Queue, work: Work) -> None:
         self.reports, child_reports = context.Pipe(duplex=False)
         child_lifeline, self._lifeline = context.Pipe(duplex=False)
         self.process = context.Process(
-            target=_run_child, args=(table, work, child_reports, child_lifeline, self._lifeline), daemon=False
+            target=_run_child, args=(queue, work, child_reports, child_lifeline, self._lifeline), daemon=False
         )
         self.process.start()
         child_reports.close()
@@ -112,12 +116,12 @@ def _exit_story(code: int | None) -> str:
     return f"signal {signal.Signals(-code).name}" if code is not None and code < 0 else f"exit code {code}"
 
 
-def _run_child(table: Any, work: Work, reports: Connection, lifeline: Connection, parents_end: Connection) -> None:
+def _run_child(queue: Queue, work: Work, reports: Connection, lifeline: Connection, parents_end: Connection) -> None:
     parents_end.close()
     _end_with_parent(lifeline)
-    queue = Queue.of_child(table.connection, table.database)
+    queue.db.start_afresh()
     try:
-        work(queue, lambda outcome: reports.send(_picklable(outcome)))
+        work(lambda outcome: reports.send(_picklable(outcome)))
     except (KeyboardInterrupt, SystemExit):
         # The parent asked for it or got the same signal; it knows.
         pass
@@ -126,7 +130,7 @@ def _run_child(table: Any, work: Work, reports: Connection, lifeline: Connection
     finally:
         reports.close()
         with suppress(Exception):
-            table.connection.close()
+            queue.db.connection.close()
 
 
 def _end_with_parent(lifeline: Connection) -> None:

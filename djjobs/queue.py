@@ -46,13 +46,6 @@ class Queue:
             queues[database] = queue
         return queue
 
-    @classmethod
-    def of_child(cls, connection: Any, database: str) -> Queue:
-        """The queue in a forked child: known to the parent already, over a connection of its own."""
-        queue = connection.__dict__["_djjobs_queues"][database]
-        queue.db.start_afresh()
-        return queue
-
     def _find_or_declare(self) -> None:
         if not self._is_complete():
             with self.db.locked(f"djjobs {self.database}"):
