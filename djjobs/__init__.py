@@ -10,10 +10,13 @@ Add the mixin to a Computed or Imported table and populate it from the queue::
 """
 
 from .errors import DjJobsError, LeaseLost
+from .migrate import migrate, share_with_legacy_tables
 from .mixin import Computed, Imported, JobsMixin
+from .pipeline import adopt
 from .queue import jobs
 from .run import Run
 from .settings import settings
+from .status import status
 
 __all__ = [
     "Computed",
@@ -22,6 +25,11 @@ __all__ = [
     "JobsMixin",
     "LeaseLost",
     "Run",
+    "adopt",
     "jobs",
+    "migrate",
     "settings",
+    "status",
 ]
+
+share_with_legacy_tables()

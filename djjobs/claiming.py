@@ -95,9 +95,7 @@ class Claims:
                 return []
             hashes = tuple(row[0] for row in rows)
             token = {"worker": worker_id(), "claim": claim}
-            queue.execute(
-                queue.engine.reserve, table=self._table_name, hashes=hashes, **token, **queue.signature()
-            )
+            queue.execute(queue.engine.reserve, table=self._table_name, hashes=hashes, **token, **queue.signature())
         jobs = [
             Job(key_hash, self._keys.decode(key), attempt, priority, worker_id(), claim)
             for key_hash, key, attempt, priority in rows
@@ -150,7 +148,10 @@ class Claims:
         queue, direction = self._queue, "DESC" if self._order == "reverse" else "ASC"
         order = "job.key_hash < %(start)s, job.key_hash" if self._order == "random" else f"job.due_time {direction}"
         sql = queue.sql(
-            queue.engine.find_chosen, chosen=self._keys.chosen_sql, only=self._only.format(job="job."), order=order
+            queue.engine.find_chosen,
+            chosen=self._keys.chosen_sql,
+            only=self._only.format(job="job."),
+            order=order,
         )
         rows = queue.db.execute(sql, **self._parameters(count=_PAGE, start=secrets.token_hex(16)))
         return tuple(row[0] for row in rows.fetchall())

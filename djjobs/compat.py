@@ -80,6 +80,9 @@ class _Classic:
     def backend(self, connection: Any) -> str:
         return "mysql"
 
+    def configured_backend(self) -> str:
+        return "mysql"
+
     def quote(self, connection: Any, name: str) -> str:
         return f"`{name}`"
 
@@ -167,6 +170,9 @@ class _Modern(_Classic):
 
     def backend(self, connection: Any) -> str:
         return connection.adapter.backend
+
+    def configured_backend(self) -> str:
+        return dj.config["database.backend"]
 
     def quote(self, connection: Any, name: str) -> str:
         return connection.adapter.quote_identifier(name)

@@ -8,13 +8,14 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any, TypeVar
 
+import datajoint as dj
 from datajoint.errors import MissingTableError
 
 from .compat import AccessError, LostConnectionError, datajoint_api
 from .errors import DjJobsError
 from .sql import Engine, engine_for
 
-__all__ = ["Database", "explained"]
+__all__ = ["Database", "connected", "explained"]
 
 _TRIES = 10
 T = TypeVar("T")
@@ -115,16 +116,26 @@ def explained(connection: Any, table: str, doing: str) -> Iterator[None]:
     except DjJobsError:
         raise
     except Exception as error:
-        message = _explanation(error, connection, table)
+        info = connection.conn_info
+        server = f"{info['host']}:{info['port']}"
+        message = _explanation(error, datajoint_api.backend(connection), server, info["user"])
         if message is None:
             raise
         raise DjJobsError(f"Cannot {doing} {table}: {message}") from error
 
 
-def _explanation(error: Exception, connection: Any, table: str) -> str | None:
-    info = connection.conn_info
-    server, user = f"{info['host']}:{info['port']}", info["user"]
-    kind = engine_for(datajoint_api.backend(connection)).diagnose(error)
+def connected() -> Any:
+    """The connection that DataJoint is configured for, or one clear error."""
+    try:
+        return dj.conn()
+    except Exception as error:
+        server = f"{dj.config['database.host']}:{dj.config['database.port']}"
+        message = _explanation(error, datajoint_api.configured_backend(), server, dj.config["database.user"])
+        raise DjJobsError(f"Cannot connect: {message or error}") from error
+
+
+def _explanation(error: Exception, backend: str, server: str, user: str) -> str | None:
+    kind = engine_for(backend).diagnose(error)
     if isinstance(error, AccessError) or kind == "access":
         return (
             f"the user {user!r} lacks a privilege ({_first_line(error)}). It takes SELECT, INSERT, UPDATE and "

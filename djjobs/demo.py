@@ -25,6 +25,7 @@ from types import ModuleType
 from typing import IO, Any, NamedTuple
 
 import datajoint as dj
+import pandas as pd
 
 import djjobs
 
@@ -75,7 +76,7 @@ def run(workers: int = 4, sessions: int = 60, keep: bool = False) -> int:
             for table in pipeline.TABLES:
                 table.schedule_jobs()
             with _workers(workers, server.settings) as crew:
-                _watch(pipeline.TABLES, crew)
+                _watch(pipeline, crew)
             _report(pipeline)
             _say_what_next(server.settings, keep)
             while keep:
@@ -91,17 +92,6 @@ def run(workers: int = 4, sessions: int = 60, keep: bool = False) -> int:
 
 class DemoError(RuntimeError):
     """Why the demo cannot go on, and what to do about it."""
-
-
-class Counts(NamedTuple):
-    """How far a table is."""
-
-    table: str
-    scheduled: int
-    reserved: int
-    error: int
-    done: int
-    total: int
 
 
 class Worker(NamedTuple):
@@ -140,7 +130,8 @@ def _work() -> int:
     settings = json.loads(sys.stdin.readline())
     threading.Thread(target=_stop_with_standard_input, daemon=True).start()
     pipeline = _connect(settings)
-    while _left(pipeline.TABLES):
+    # Asked upstream first: a table that is done has no more keys for the next.
+    while any(map(_left, pipeline.TABLES)):
         for table in pipeline.TABLES:
             # a few at a time, so that sessions flow down the pipeline
             table.populate(reserve_jobs=True, order="random", suppress_errors=True, max_calls=3)
@@ -153,18 +144,10 @@ def _stop_with_standard_input() -> None:
     os.kill(os.getpid(), signal.SIGTERM)
 
 
-def _left(tables: tuple[Any, ...]) -> bool:
-    """Whether anything is to be computed yet.
-
-    Asked upstream first: a table that is done has no more keys for the next.
-    """
-    return any(counts.done + counts.error < counts.total for counts in map(_count, tables))
-
-
-def _count(table: Any) -> Counts:
-    remaining, total = table.progress()
-    jobs = table.jobs.progress()
-    return Counts(table.__name__, jobs["pending"], jobs["reserved"], jobs["error"], total - remaining, total)
+def _left(table: Any) -> bool:
+    """Whether the table has anything to compute yet."""
+    remaining, _ = table.progress()
+    return remaining > len(table.jobs.errors)
 
 
 @contextlib.contextmanager
@@ -196,21 +179,7 @@ def _workers(number: int, settings: dict[str, Any]) -> Iterator[list[Worker]]:
                 worker.process.kill()
 
 
-def _follow(tables: tuple[Any, ...], crew: list[Worker]) -> Iterator[list[Counts]]:
-    """Look at the tables again and again until the last worker has ended, and once more."""
-    codes: list[int | None] = [None]
-    while None in codes:
-        codes = [worker.process.poll() for worker in crew]
-        yield [_count(table) for table in tables]
-        for worker, code in zip(crew, codes, strict=True):
-            if code:
-                worker.log.seek(0)
-                output = worker.log.read().decode(errors="replace")
-                raise DemoError(f"A worker ended with exit code {code}. Its last words:\n{output[-2000:]}")
-        time.sleep(0.2)
-
-
-def _watch(tables: tuple[Any, ...], crew: list[Worker]) -> None:
+def _watch(pipeline: ModuleType, crew: list[Worker]) -> None:
     """Show the progress: a live table in a terminal, otherwise a line now and then."""
     from rich.console import Console
     from rich.live import Live
@@ -219,41 +188,52 @@ def _watch(tables: tuple[Any, ...], crew: list[Worker]) -> None:
     console = Console()
     if console.is_terminal:
         with Live(console=console, auto_refresh=False) as live:
-            for counts in _follow(tables, crew):
+            for status in _follow(pipeline, crew):
                 caption = f"{len(crew)} workers, {time.monotonic() - start:.0f} s"
-                live.update(_picture(counts, caption), refresh=True)
+                live.update(_picture(status, caption), refresh=True)
         return
-    last, due = "", 0.0
-    for counts in _follow(tables, crew):
-        line = ", ".join(f"{c.table} {c.done}/{c.total} ({c.error} errors)" for c in counts)
-        if line != last and time.monotonic() > due:
-            print(line, flush=True)
-            last, due = line, time.monotonic() + 3
+    due = start
+    for status in _follow(pipeline, crew):
+        if time.monotonic() >= due:
+            print(", ".join(f"{table}: {done}" for table, done in status["done"].items()), flush=True)
+            due += 5
 
 
-def _picture(counts: list[Counts], caption: str) -> Any:
+def _follow(pipeline: ModuleType, crew: list[Worker]) -> Iterator[pd.DataFrame]:
+    """The status again and again until the last worker has ended, and once more."""
+    codes: list[int | None] = [None]
+    while None in codes:
+        codes = [worker.process.poll() for worker in crew]
+        yield djjobs.status(pipeline)
+        for worker, code in zip(crew, codes, strict=True):
+            if code:
+                worker.log.seek(0)
+                output = worker.log.read().decode(errors="replace")
+                raise DemoError(f"A worker ended with exit code {code}. Its last words:\n{output[-2000:]}")
+        time.sleep(0.2)
+
+
+def _picture(status: pd.DataFrame, caption: str) -> Any:
     from rich.table import Table
     from rich.text import Text
 
+    styles = {"done": "green", "error": "red", "reserved": "yellow", "scheduled": "dim"}
     picture = Table("table", caption=caption, caption_justify="left", box=None, pad_edge=False)
-    for status in ("scheduled", "reserved", "error", "done"):
-        picture.add_column(status, justify="right")
-    picture.add_column("")
+    for name, style in styles.items():
+        picture.add_column(name, justify="right", style=style)
+    picture.add_column()
     width = 40
-    for count in counts:
+    for table, counts in status[list(styles)].iterrows():
         bar = Text()
-        for number, style in ((count.done, "green"), (count.error, "red"), (count.reserved, "yellow")):
-            bar.append("\u2588" * round(width * number / max(count.total, 1)), style)
-        bar.append("\u2591" * (width - len(bar)), "dim")
-        bar.truncate(width)
-        numbers = (count.scheduled, count.reserved, count.error, count.done)
-        picture.add_row(count.table, *(str(number) if number else "[dim]0" for number in numbers), bar)
+        for edge, style in zip(counts.cumsum(), styles.values(), strict=True):
+            bar.append("\u2588" * (round(width * edge / max(counts.sum(), 1)) - len(bar)), style)
+        picture.add_row(str(table), *map(str, counts), bar)
     return picture
 
 
 def _report(pipeline: ModuleType) -> None:
     """The status table, and the errors that were provoked on purpose."""
-    print(f"\n{djjobs.status(pipeline.schema).to_string(index=False)}\n")
+    print(f"\n{djjobs.status(pipeline)}\n")
     errors = [(table, job) for table in pipeline.TABLES for job in table.jobs.errors]
     print(f"{len(errors)} sessions are bad on purpose:\n")
     for table, job in errors:
@@ -265,9 +245,11 @@ def _say_what_next(settings: dict[str, Any], keep: bool) -> None:
     if not keep:
         print("\nNext: `djjobs demo --keep` keeps the server up, for a look from a second terminal.")
         return
-    variables = {"BACKEND": "backend", "HOST": "host", "PORT": "port", "USER": "user", "PASS": "password"}
-    exports = " ".join(f"DJ_{name}={settings[f'database.{key}']}" for name, key in variables.items())
-    print(f"\nNext, in a second terminal (Ctrl-C here ends the server):\n\n  export {exports}", flush=True)
+    names = {"PASS": "password"}
+    variables = ("BACKEND", "HOST", "PORT", "USER", "PASS", "USE_TLS")
+    exports = " ".join(f"DJ_{name}={settings['database.' + names.get(name, name.lower())]}" for name in variables)
+    print("\nNext, in a second terminal (Ctrl-C here ends the server):\n")
+    print(f"  export {exports}\n  djjobs status djjobs_ephys", flush=True)
 
 
 if __name__ == "__main__":

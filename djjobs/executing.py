@@ -61,7 +61,10 @@ class Executor:
     def _make(self, job: Job, stop: Stop, started: float) -> Outcome:
         for tries_left in reversed(range(_TRANSIENT_TRIES)):
             try:
-                with self._finisher.with_commit(job, lambda: time.monotonic() - started), stop.interruptible():
+                with (
+                    self._finisher.with_commit(job, lambda: time.monotonic() - started),
+                    stop.interruptible(),
+                ):
                     made = self._table._populate1(job.key, None, False, True, make_kwargs=self._make_kwargs)
             except Exception as error:
                 if stop.requested or not tries_left or not self._queue.db.is_transient(error):

@@ -73,7 +73,12 @@ class Finisher:
         message = message.replace("\0", "\\0")  # PostgreSQL's text cannot hold it
         if len(message) > ERROR_MESSAGE_LENGTH:
             message = message[: ERROR_MESSAGE_LENGTH - len(_CUT)] + _CUT
-        parameters = {"message": message, "stack": pack(stack), "duration": duration, "metadata": self._metadata()}
+        parameters = {
+            "message": message,
+            "stack": pack(stack),
+            "duration": duration,
+            "metadata": self._metadata(),
+        }
         if not self._queue.change(self._queue.engine.fail, **self._token(job), **parameters):
             raise self._lost(job)
 

@@ -8,7 +8,7 @@ import platform
 import subprocess
 import sys
 import uuid
-from functools import lru_cache
+from functools import cache, lru_cache
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
@@ -17,7 +17,7 @@ import datajoint as dj
 __all__ = ["next_claim", "run_metadata", "worker_id"]
 
 
-@lru_cache(maxsize=None)
+@cache
 def _identity(pid: int) -> tuple[str, itertools.count[int]]:
     return str(uuid.uuid4()), itertools.count(1)
 
@@ -40,7 +40,7 @@ def _djjobs_version() -> str:
         return "unknown"
 
 
-@lru_cache(maxsize=None)
+@cache
 def _code_version(folder: str) -> str | None:
     """The commit that the folder is at, if git knows it."""
     command = ["git", "-C", folder, "describe", "--always", "--dirty"]

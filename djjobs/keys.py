@@ -13,7 +13,6 @@ from datajoint.expression import QueryExpression
 from .compat import datajoint_api
 from .errors import DjJobsError
 from .sql import Engine
-from .tables import Jobs
 
 __all__ = ["Keys", "table_label"]
 
@@ -164,9 +163,7 @@ class Keys:
         values = json.loads(document) if isinstance(document, str) else document
         connection = self.table.connection
         return {
-            name: datajoint_api.decode(
-                attribute, self.engine.to_driver(self._kinds[name], values[name]), connection
-            )
+            name: datajoint_api.decode(attribute, self.engine.to_driver(self._kinds[name], values[name]), connection)
             for name, attribute in self.attributes.items()
         }
 

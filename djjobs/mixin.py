@@ -172,12 +172,24 @@ class JobsMixin:
                 restrictions = (*restrictions, list(keys))
             queue, selection = self._queue_and_keys(restrictions)
             options = Options(
-                order, priority, suppress_errors, return_exception_objects, make_kwargs, self._keeps_completed()
+                order,
+                priority,
+                suppress_errors,
+                return_exception_objects,
+                make_kwargs,
+                self._keeps_completed(),
             )
             if refresh is None:
                 refresh = datajoint_api.refresh_by_default(self.connection)  # type: ignore[attr-defined]
             return self._populate_from_queue(
-                queue, selection, options, max_calls, limit, display_progress, processes, refresh and schedule_jobs
+                queue,
+                selection,
+                options,
+                max_calls,
+                limit,
+                display_progress,
+                processes,
+                refresh and schedule_jobs,
             )
 
     def _populate_from_queue(
@@ -191,7 +203,9 @@ class JobsMixin:
         processes: int | None,
         schedule: bool,
     ) -> dict[str, Any]:
-        claims = Claims(queue, keys, options.order, options.priority)  # refuses an unknown order before anything is done
+        claims = Claims(
+            queue, keys, options.order, options.priority
+        )  # refuses an unknown order before anything is done
         results = Results()
 
         def reschedule() -> None:

@@ -121,7 +121,8 @@ def version_of(jobs: Jobs) -> str:
         return "current"
     if _comment(jobs) == UNFINISHED_MARK:
         return "unfinished"
-    return "legacy" if set(jobs.heading.names) == _LEGACY_COLUMNS else "unknown"
+    # A migration that was interrupted has left one column more.
+    return "legacy" if set(jobs.heading.names) - {"key_json"} == _LEGACY_COLUMNS else "unknown"
 
 
 def _comment(jobs: Jobs) -> str:

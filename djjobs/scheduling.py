@@ -6,7 +6,7 @@ import datetime
 import hashlib
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, Union
+from typing import Any
 
 from .errors import DjJobsError
 from .identity import worker_id
@@ -18,7 +18,7 @@ from .settings import settings
 __all__ = ["DueTime", "insert_new", "is_scheduling", "put_back", "put_back_unmade", "schedule", "set_status"]
 
 #: A moment with a time zone, or a delay by the server's clock, or now.
-DueTime = Union[datetime.datetime, datetime.timedelta, None]
+DueTime = datetime.datetime | datetime.timedelta | None
 
 #: The scope of a scheduling that looks at all keys of the table.
 _ALL = ""
@@ -90,9 +90,7 @@ def set_status(queue: Queue, keys: Keys, statuses: tuple[str, ...], status: str)
     return _change(queue, keys, changes, statuses, keys.chosen_sql)
 
 
-def _change(
-    queue: Queue, keys: Keys, changes: str, statuses: tuple[str, ...], chosen: str, **parameters: Any
-) -> int:
+def _change(queue: Queue, keys: Keys, changes: str, statuses: tuple[str, ...], chosen: str, **parameters: Any) -> int:
     sql = queue.sql(queue.engine.change_chosen, changes=changes, chosen=chosen)
     return queue.db.change(sql, table=keys.table.table_name, statuses=statuses, **parameters)
 
@@ -150,15 +148,13 @@ def _turn_to_schedule(queue: Queue, table_name: str, scope: str, interval: float
 
 def _begin(queue: Queue, scope: str, parameters: dict[str, Any], interval: float) -> bool:
     engine = queue.engine
-    begin = queue.sql(
-        engine.begin_scheduling, mark=engine.seconds("%(mark)s"), interval=engine.seconds("%(interval)s")
-    )
+    begin = queue.sql(engine.begin_scheduling, mark=engine.seconds("%(mark)s"), interval=engine.seconds("%(interval)s"))
     parameters = {**parameters, "interval": interval, "mark": settings.scheduling_timeout}
     if queue.db.change(begin, **parameters):
         return True
     if not queue.change(engine.add_scope, table=parameters["table"], scope=scope):
         return False
-    if scope == _ALL:
+    if scope == _ALL and engine.rehash_legacy_rows:
         # The table's first scheduling ever: jobs that DataJoint itself recorded become ours.
         rehash = queue.sql(engine.rehash_legacy_rows, hash=engine.hash(engine.key))
         queue.db.change(rehash, table=parameters["table"])

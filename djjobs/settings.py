@@ -23,7 +23,16 @@ def check_seconds(name: str, value: Any) -> float:
 
 
 def _check_flag(name: str, value: Any) -> bool:
-    flags = {"1": True, "true": True, "yes": True, "on": True, "0": False, "false": False, "no": False, "off": False}
+    flags = {
+        "1": True,
+        "true": True,
+        "yes": True,
+        "on": True,
+        "0": False,
+        "false": False,
+        "no": False,
+        "off": False,
+    }
     flag = flags.get(str(value).strip().lower())
     if flag is None:
         raise DjJobsError(f"{name} must be true or false, not {value!r}.")

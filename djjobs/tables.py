@@ -9,7 +9,15 @@ from datajoint.table import Table
 
 from .compat import datajoint_api
 
-__all__ = ["ERROR_MESSAGE_LENGTH", "STATUSES", "UNFINISHED_MARK", "VERSION_MARK", "JobControl", "Jobs", "job_definition"]
+__all__ = [
+    "ERROR_MESSAGE_LENGTH",
+    "STATUSES",
+    "UNFINISHED_MARK",
+    "VERSION_MARK",
+    "JobControl",
+    "Jobs",
+    "job_definition",
+]
 
 STATUSES = ("scheduled", "reserved", "error", "ignore", "success", "cancelled")
 ERROR_MESSAGE_LENGTH = 2047
@@ -18,6 +26,8 @@ VERSION_MARK = "djjobs queue, version 1"
 #: Opens it until then.
 UNFINISHED_MARK = "djjobs queue, unfinished"
 
+#: The columns by which jobs are found; never in a language.
+ASCII_COLUMNS = ("table_name", "key_hash", "worker_id")
 #: The columns that hold JSON.
 JSON_COLUMNS = ("key", "run_metadata", "attempts", "progress")
 
@@ -139,7 +149,7 @@ class JobControl(QueueTable):
 
     @property
     def definition(self) -> str:
-        return """# djjobs: scheduling and upkeep of the tables of {database}; all times are UTC
+        return f"""# djjobs: scheduling and upkeep of the tables of {self.database}; all times are UTC
         table_name : varchar(255)
         scope : varchar(32)  # which keys and how: empty for all keys, else a hash of the restrictions
         ---
@@ -148,4 +158,4 @@ class JobControl(QueueTable):
         scheduling_by=null : char(36)  # who schedules
         last_cleanup=null : datetime(6)
         paused=null : datetime(6)  # since when no job is given out
-        """.format(database=self.database)
+        """

@@ -66,9 +66,7 @@ class TableJobs(Jobs):
             _, keys = table._queue_and_keys(())
             due_time = datetime.timedelta(seconds=delay) if delay > 0 else None
             re_pended = scheduling.put_back_unmade(queue, keys)
-            run = table.schedule_jobs(
-                *restrictions, min_scheduling_interval=0, priority=priority, due_time=due_time
-            )
+            run = table.schedule_jobs(*restrictions, min_scheduling_interval=0, priority=priority, due_time=due_time)
             orphaned = 0 if not orphan_timeout else self._put_back_older_than(orphan_timeout)
             removed = sum(cleanup.cleanup(queue, keys, ()).values())
         return {"added": run.scheduled, "removed": removed, "orphaned": orphaned, "re_pended": re_pended}

@@ -20,6 +20,8 @@ class Engine(ABC):
     begin: ClassVar[tuple[str, ...]]
     #: Run once after `~jobs` was declared: what a DataJoint definition cannot say.
     after_declare: ClassVar[tuple[str, ...]] = ()
+    #: How a text column is declared that holds no text of any language.
+    ascii: ClassVar[str] = ""
     use_order_index: ClassVar[str] = ""
     use_hash_index: ClassVar[str] = ""
 
@@ -180,8 +182,16 @@ class Engine(ABC):
         SELECT COUNT(*) FROM {jobs} AS job JOIN ({chosen}) AS chosen ON chosen.key_hash = job.key_hash
         WHERE job.table_name = %(table)s AND job.status = 'scheduled' AND job.turn IS NOT NULL {only}"""
 
+    # -- migrating a `~jobs` of DataJoint 0.14, which only MySQL can have ---------------------------------
+
+    lock_jobs: ClassVar[str]
+    unlock_jobs: ClassVar[str]
+    add_json_key: ClassVar[str]
+    legacy_keys: ClassVar[str]
+    store_json_key: ClassVar[str]
+    replace_legacy_columns: ClassVar[str]
     #: Legacy rows have a hash of DataJoint's own; a table that gets the mixin takes them over.
-    rehash_legacy_rows: ClassVar[str]
+    rehash_legacy_rows: ClassVar[str] = ""
 
     # -- expressions -----------------------------------------------------------------------------------
 
@@ -229,9 +239,8 @@ class Engine(ABC):
 
     def render(self, statement: str, **parts: str) -> str:
         """Fill a statement's template."""
-        names = {"now": self.now, "key": self.key, "user": self.user, "or_skip": self.or_skip}
-        indexes = {"use_order_index": self.use_order_index, "use_hash_index": self.use_hash_index}
-        return statement.format(**{**names, **indexes, **parts})
+        own = ("now", "key", "user", "or_skip", "ascii", "use_order_index", "use_hash_index")
+        return statement.format(**{**{name: getattr(self, name) for name in own}, **parts})
 
     #: Ends an INSERT that leaves rows alone which are already there.
     or_skip: ClassVar[str]

@@ -30,13 +30,13 @@ class MySQL(Engine):
     begin = ("SET TRANSACTION ISOLATION LEVEL READ COMMITTED", "START TRANSACTION")
 
     # The schema's default may be latin1, and a comparison across character sets uses no index.
+    ascii = "CHARACTER SET ascii COLLATE ascii_bin"
     after_declare = (
-        "ALTER TABLE {jobs} CONVERT TO CHARACTER SET utf8mb4",
         """
-        ALTER TABLE {jobs}
-            MODIFY table_name varchar(255) CHARACTER SET ascii COLLATE ascii_bin NOT NULL,
-            MODIFY key_hash char(32) CHARACTER SET ascii COLLATE ascii_bin NOT NULL,
-            MODIFY worker_id char(36) CHARACTER SET ascii COLLATE ascii_bin DEFAULT NULL,
+        ALTER TABLE {jobs} CONVERT TO CHARACTER SET utf8mb4,
+            MODIFY table_name varchar(255) {ascii} NOT NULL,
+            MODIFY key_hash char(32) {ascii} NOT NULL,
+            MODIFY worker_id char(36) {ascii} DEFAULT NULL,
             RENAME INDEX table_name TO claim_in_order,
             RENAME INDEX table_name_2 TO claim_at_random,
             COMMENT = '{comment}'""",
@@ -55,6 +55,20 @@ class MySQL(Engine):
         WHERE {jobs}.table_name = %(table)s AND {jobs}.status IN %(statuses)s AND living.key_hash IS NULL"""
     join_chosen = "JOIN ({chosen}) AS chosen ON chosen.key_hash = {jobs}.key_hash"
 
+    lock_jobs = "LOCK TABLES {jobs} WRITE"
+    unlock_jobs = "UNLOCK TABLES"
+    add_json_key = "ALTER TABLE {jobs} ADD key_json json DEFAULT NULL"
+    legacy_keys = "SELECT table_name, key_hash, {key} FROM {jobs} WHERE key_json IS NULL"
+    # A timestamp column that changes by itself must not.
+    store_json_key = """
+        UPDATE {jobs} SET key_json = %(json)s, timestamp = timestamp
+        WHERE table_name = %(table)s AND key_hash = %(key_hash)s"""
+    replace_legacy_columns = """
+        ALTER TABLE {jobs} CONVERT TO CHARACTER SET utf8mb4, DROP {key}, {columns},
+            ADD INDEX claim_in_order (table_name, status, turn, due_time),
+            ADD INDEX claim_at_random (table_name, status, turn, key_hash),
+            ADD INDEX (run_id),
+            COMMENT = '{comment}'"""
     rehash_legacy_rows = """
         UPDATE IGNORE {jobs} SET key_hash = {hash}, created_time = {now}
         WHERE table_name = %(table)s AND created_time IS NULL AND {key} IS NOT NULL"""

@@ -32,9 +32,6 @@ class PostgreSQL(Engine):
           AND NOT EXISTS (SELECT 1 FROM ({living}) AS living WHERE living.key_hash = job.key_hash) {join_chosen}"""
     join_chosen = "AND job.key_hash IN (SELECT key_hash FROM ({chosen}) AS chosen)"
 
-    rehash_legacy_rows = """
-        UPDATE {jobs} SET created_time = {now} WHERE table_name = %(table)s AND created_time IS NULL"""
-
     def seconds(self, parameter: str) -> str:
         return f"{parameter} * INTERVAL '1 second'"
 

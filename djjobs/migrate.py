@@ -1,0 +1,116 @@
+"""Migration: a `~jobs` that DataJoint 0.14 made becomes a queue, in place and with every row."""
+
+from __future__ import annotations
+
+import logging
+import re
+from typing import Any
+
+import datajoint as dj
+
+from .compat import datajoint_api, key_json, unpack
+from .database import explained
+from .errors import DjJobsError
+from .queue import Queue, version_of
+from .tables import ASCII_COLUMNS, VERSION_MARK, Jobs, job_definition
+
+__all__ = ["migrate"]
+
+logger = logging.getLogger("djjobs")
+
+
+def migrate(schema: Any) -> int:
+    """Upgrade the `~jobs` of a schema that DataJoint 0.14 made.
+
+    Every row is kept, with its key as JSON. Nothing happens if the queue is up to date, so it can
+    be run any number of times. Workers of tables without the mixin may go on meanwhile.
+
+    Parameters
+    ----------
+    schema : dj.Schema or str
+        The schema, or its name.
+
+    Returns
+    -------
+    int
+        How many rows were converted.
+    """
+    connection = getattr(schema, "connection", None) or dj.conn()
+    database = getattr(schema, "database", schema)
+    if not isinstance(database, str):
+        raise DjJobsError(f"{schema!r} is neither a schema nor the name of one.")
+    with explained(connection, f"`{database}`.`~jobs`", "migrate"):
+        queue = Queue(connection, database)
+        with queue.db.locked(f"djjobs {database}"):
+            converted = _upgrade(queue) if queue.jobs.is_declared else 0
+        Queue.of(connection, database)
+        return converted
+
+
+def _upgrade(queue: Queue) -> int:
+    """Convert the rows and then, in one ALTER that either happens or not, the table.
+
+    The table is locked meanwhile: a row that a legacy worker adds after the conversion would lose
+    its key.
+    """
+    if version_of(queue.jobs) != "legacy":
+        return 0
+    engine = queue.engine
+    columns = set(queue.jobs.heading.names)
+    queue.execute(engine.lock_jobs)
+    try:
+        if "key_json" not in columns:
+            queue.execute(engine.add_json_key)
+        rows = queue.execute(engine.legacy_keys).fetchall()
+        for table_name, key_hash, packed in rows:
+            queue.execute(engine.store_json_key, table=table_name, key_hash=key_hash, json=_as_json(packed))
+        queue.db.execute(
+            queue.sql(engine.replace_legacy_columns, columns=_columns(queue, columns), comment=VERSION_MARK)
+        )
+    finally:
+        queue.execute(engine.unlock_jobs)
+    logger.info("%s: %d rows converted", queue.jobs.full_table_name, len(rows))
+    return len(rows)
+
+
+def _as_json(packed: bytes | None) -> str | None:
+    """A legacy key as JSON; one that cannot be unpacked is kept as it is, in hexadecimal."""
+    if packed is None:
+        return None
+    try:
+        return key_json(dict(unpack(packed)))
+    except Exception:
+        return key_json({"legacy_blob": bytes(packed).hex()})
+
+
+def _columns(queue: Queue, present: set[str]) -> str:
+    """What makes each column as `~jobs` defines it: MODIFY those that are there, ADD the others."""
+    changes = []
+    for column in datajoint_api.column_sql(job_definition(), queue.db.connection):
+        match = re.match(r"`(\w+)`", column)
+        assert match is not None
+        name = match.group(1)
+        if name in ASCII_COLUMNS:
+            column = re.sub(r"(char\(\d+\))", rf"\1 {queue.engine.ascii}", column, count=1)
+        if name == "key":
+            changes.append(f"CHANGE key_json {column} AFTER status")
+        else:
+            changes.append(f"{'MODIFY' if name in present else 'ADD'} {column}")
+    return ", ".join(changes)
+
+
+def share_with_legacy_tables() -> None:
+    """Let tables without the mixin use a queue of ours in the same schema, under DataJoint 0.14."""
+    from .mixin import JobsMixin
+    from .pipeline import subclasses
+
+    def is_upgraded(jobs: Any) -> bool:
+        return "created_time" in jobs.heading.names
+
+    def declare(connection: Any, database: str) -> None:
+        # Where a table has the mixin, DataJoint must not declare its own `~jobs` first.
+        has_mixin = any(table.__dict__.get("database") == database for table in subclasses(JobsMixin))
+        if has_mixin and not Jobs(connection, database).is_declared:
+            Queue.of(connection, database)
+
+    datajoint_api.let_legacy_tables_share(is_upgraded, declare)
