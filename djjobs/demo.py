@@ -102,14 +102,14 @@ class Worker(NamedTuple):
 
 
 def _check_requirements() -> None:
-    missing = [package for module, package in REQUIRED.items() if importlib.util.find_spec(module) is None]
-    if missing:
-        raise DemoError(f"The demo needs {', '.join(missing)}. Type: pip install 'djjobs[demo]'")
     if importlib.util.find_spec("datajoint.adapters") is None:
         raise DemoError(
             f"The demo runs on PostgreSQL, which DataJoint {dj.__version__} does not know. "
             "Type: pip install 'datajoint>=2.3' 'djjobs[demo]'"
         )
+    missing = [package for module, package in REQUIRED.items() if importlib.util.find_spec(module) is None]
+    if missing:
+        raise DemoError(f"The demo needs {', '.join(missing)}. Type: pip install 'djjobs[demo]'")
 
 
 def _connect(settings: dict[str, Any]) -> ModuleType:
@@ -196,7 +196,7 @@ def _watch(pipeline: ModuleType, crew: list[Worker]) -> None:
     for status in _follow(pipeline, crew):
         if time.monotonic() >= due:
             print(", ".join(f"{table}: {done}" for table, done in status["done"].items()), flush=True)
-            due += 5
+            due += 3
 
 
 def _follow(pipeline: ModuleType, crew: list[Worker]) -> Iterator[pd.DataFrame]:
@@ -217,37 +217,38 @@ def _picture(status: pd.DataFrame, caption: str) -> Any:
     from rich.table import Table
     from rich.text import Text
 
-    styles = {"done": "green", "error": "red", "reserved": "yellow", "scheduled": "dim"}
+    styles = {"done": ("green", "█"), "error": ("red", "▓"), "reserved": ("yellow", "▒"), "scheduled": ("dim", "░")}
     picture = Table("table", caption=caption, caption_justify="left", box=None, pad_edge=False)
-    for name, style in styles.items():
+    for name, (style, _) in styles.items():
         picture.add_column(name, justify="right", style=style)
     picture.add_column()
     width = 40
     for table, counts in status[list(styles)].iterrows():
         bar = Text()
-        for edge, style in zip(counts.cumsum(), styles.values(), strict=True):
-            bar.append("\u2588" * (round(width * edge / max(counts.sum(), 1)) - len(bar)), style)
+        for edge, (style, block) in zip(counts.cumsum(), styles.values(), strict=True):
+            bar.append(block * (round(width * edge / max(counts.sum(), 1)) - len(bar)), style)
         picture.add_row(str(table), *map(str, counts), bar)
     return picture
 
 
 def _report(pipeline: ModuleType) -> None:
     """The status table, and the errors that were provoked on purpose."""
-    print(f"\n{djjobs.status(pipeline)}\n")
-    errors = [(table, job) for table in pipeline.TABLES for job in table.jobs.errors]
+    print(f"\n{djjobs.status(pipeline).to_string()}\n")
+    errors = [(table(), job) for table in pipeline.TABLES for job in table.jobs.errors]
     print(f"{len(errors)} sessions are bad on purpose:\n")
     for table, job in errors:
-        key = ", ".join(map(str, job["key"].values()))
-        print(f"  {table.__name__:<16} {key:<12} {job['error_message']}")
+        key = ", ".join(str(job["key"][name]) for name in table.primary_key)
+        print(f"  {type(table).__name__:<16} {key:<12} {job['error_message']}")
 
 
 def _say_what_next(settings: dict[str, Any], keep: bool) -> None:
     if not keep:
         print("\nNext: `djjobs demo --keep` keeps the server up, for a look from a second terminal.")
         return
-    names = {"PASS": "password"}
-    variables = ("BACKEND", "HOST", "PORT", "USER", "PASS", "USE_TLS")
-    exports = " ".join(f"DJ_{name}={settings['database.' + names.get(name, name.lower())]}" for name in variables)
+    variables = {"DJ_PASS": "password"} | {
+        f"DJ_{name.upper()}": name for name in ("backend", "host", "port", "user", "use_tls")
+    }
+    exports = " ".join(f"{name}={settings[f'database.{key}']}" for name, key in variables.items())
     print("\nNext, in a second terminal (Ctrl-C here ends the server):\n")
     print(f"  export {exports}\n  djjobs status djjobs_ephys", flush=True)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import uuid
 from collections.abc import Mapping
 from typing import Any
 
@@ -18,6 +19,7 @@ __all__ = ["Keys", "table_label"]
 
 _KINDS = (
     (r"bool", "bool"),
+    (r"uuid", "uuid"),
     (r"(tiny|small|medium|big)?int|integer|serial|year", "int"),
     (r"(var)?char|character|enum|text", "text"),
     (r"decimal|numeric|dec\b|fixed", "decimal"),
@@ -161,11 +163,15 @@ class Keys:
     def decode(self, document: str | Mapping[str, Any]) -> dict[str, Any]:
         """A job's key as DataJoint would have fetched it from key_source."""
         values = json.loads(document) if isinstance(document, str) else document
-        connection = self.table.connection
-        return {
-            name: datajoint_api.decode(attribute, self.engine.to_driver(self._kinds[name], values[name]), connection)
-            for name, attribute in self.attributes.items()
-        }
+        return {name: self._decode(name, values[name]) for name in self.attributes}
+
+    def _decode(self, name: str, value: Any) -> Any:
+        kind = self._kinds[name]
+        if kind == "uuid":
+            # On PostgreSQL only the table that declares the attribute knows it to be one.
+            return uuid.UUID(value)
+        value = self.engine.to_driver(kind, value)
+        return datajoint_api.decode(self.attributes[name], value, self.table.connection)
 
     # -- checks --------------------------------------------------------------------------------------
 

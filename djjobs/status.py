@@ -29,20 +29,16 @@ def status(schema_or_module: Any) -> pd.DataFrame:
         the table itself (`done`).
     """
     tables = [table() for table in auto_populated(schema_or_module)]
-    known = {(table.database, table.table_name) for table in tables}
     queues = {table.database: Queue.of(table.connection, table.database) for table in tables}
-    if not isinstance(schema_or_module, ModuleType):
-        queues[schema_or_module.database] = Queue.of(schema_or_module.connection, schema_or_module.database)
     counts = {database: _counts(queue) for database, queue in queues.items()}
-    rows: dict[str, dict[str, int | None]] = {
-        type(table).__name__: {**counts[table.database].get(table.table_name, {}), "done": len(table)}
-        for table in tables
-    }
-    # Tables that have jobs, but no class in this process.
-    for database, by_table in counts.items():
-        for name, by_status in by_table.items():
-            if (database, name) not in known:
-                rows[name] = {**by_status, "done": None}
+    rows: dict[str, dict[str, int | None]] = {}
+    for table in tables:
+        rows[type(table).__name__] = {**counts[table.database].pop(table.table_name, {}), "done": len(table)}
+    if not isinstance(schema_or_module, ModuleType):
+        # Tables of the schema that have jobs, but no class in this process.
+        queue = Queue.of(schema_or_module.connection, schema_or_module.database)
+        for name, by_status in counts.get(queue.database, _counts(queue)).items():
+            rows[name] = {**by_status, "done": None}
     frame = pd.DataFrame.from_dict(rows, orient="index", columns=[*STATUSES, "done"]).astype("Int64")
     frame[list(STATUSES)] = frame[list(STATUSES)].fillna(0)
     frame.index.name = "table"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import decimal
-import uuid
 from typing import Any
 
 import pymysql
@@ -145,7 +144,6 @@ _DRIVER = {
     "int": int,
     "float": float,
     "decimal": decimal.Decimal,
-    "uuid": lambda text: uuid.UUID(text).bytes,
     "date": converters.convert_date,
     "datetime": converters.convert_datetime,
     "time": converters.convert_timedelta,

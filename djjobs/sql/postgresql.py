@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import decimal
-import uuid
 from typing import Any
 
 from .engine import Engine
@@ -72,8 +71,6 @@ class PostgreSQL(Engine):
 
         if kind in ("int", "bool", "text"):
             return value
-        if kind == "uuid":
-            return uuid.UUID(value).bytes
         if kind in ("float", "decimal"):
             return float(value) if kind == "float" else decimal.Decimal(value)
         casters = {"date": extensions.PYDATE, "datetime": extensions.PYDATETIME, "time": extensions.PYTIME}

@@ -1,0 +1,81 @@
+"""Measure one DataJoint on one engine, on a private server. Prints the figures as JSON, one line each."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Iterator
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+import servers
+from claims import claim_times, memory
+from crew import Crew
+from pipeline import GENERATION, Pipeline, configure, dj
+from report import Figure
+from scheduling import schedule_again, schedule_new
+from throughput import throughput
+from timing import say
+
+
+class Sizes:
+    """How much of everything."""
+
+    def __init__(self, quick: bool) -> None:
+        self.rounds = 1 if quick else 3
+        self.keys, self.their_keys = (10_000, 1_000) if quick else (100_000, 10_000)
+        #: Our jobs with one worker and with several; DataJoint is slower and gets fewer.
+        self.jobs, self.their_jobs = ((500, 2_000), 500) if quick else ((2_000, 6_000), 1_000)
+        self.lengths = (1_000, 100_000) if quick else (1_000, 1_000_000)
+        self.claims = 20 if quick else 60
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("engine", choices=servers.ENGINES)
+    parser.add_argument("cases", nargs="+", choices=("schedule", "throughput", "claims"))
+    parser.add_argument("--quick", action="store_true")
+    options = parser.parse_args()
+    with servers.start(options.engine) as server:
+        configure(server.settings)
+        version = dj.conn().query("SELECT version()").fetchone()[0].split(" on ")[0]
+        cell = f"DataJoint {dj.__version__}, {options.engine}"
+        print(json.dumps({"cell": cell, "version": version}), flush=True)
+        for case in options.cases:
+            say(f"{cell}: {case}")
+            for figure in CASES[case](Sizes(options.quick), server.settings, cell):
+                print(json.dumps({"figure": asdict(figure)}), flush=True)
+        dj.conn().close()
+
+
+def _schedule(sizes: Sizes, settings: dict[str, Any], cell: str) -> Iterator[Figure]:
+    ours = Pipeline("bench_schedule_ours", "ours").fill(sizes.keys)
+    few = Pipeline("bench_schedule_few", "datajoint").fill(sizes.their_keys)
+    yield from schedule_new(ours, few, sizes.keys, sizes.their_keys, sizes.rounds, cell)
+    theirs = Pipeline("bench_schedule_theirs", "datajoint").fill(sizes.keys)
+    yield from schedule_again(ours, theirs, sizes.keys, sizes.rounds, cell)
+
+
+def _throughput(sizes: Sizes, settings: dict[str, Any], cell: str) -> Iterator[Figure]:
+    ours = {jobs: Pipeline(f"bench_work_{jobs}", "ours").fill(jobs) for jobs in sizes.jobs}
+    theirs = Pipeline("bench_work_theirs", "datajoint").fill(sizes.their_jobs)
+    with Crew(16, settings) as crew:
+        yield from throughput(crew, ours, theirs, sizes.their_jobs, sizes.rounds, cell)
+
+
+def _claims(sizes: Sizes, settings: dict[str, Any], cell: str) -> Iterator[Figure]:
+    short, long = (Pipeline(f"bench_claim_{length}", "ours").fill(length) for length in sizes.lengths)
+    for pipeline in (short, long):
+        pipeline.schedule()
+    yield from claim_times(short, long, sizes.lengths, sizes.claims, cell)
+    yield memory(short, long, sizes.lengths, settings, cell)
+
+
+CASES = {"schedule": _schedule, "throughput": _throughput, "claims": _claims}
+
+if __name__ == "__main__":
+    main()

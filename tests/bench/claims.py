@@ -1,0 +1,69 @@
+"""Claims from a short and from a long queue: how long they take, and the memory of a worker."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterator
+from typing import Any
+
+from crew import Crew
+from pipeline import Pipeline
+from report import Figure
+from timing import say, timed
+
+from djjobs.claiming import ORDERS, Claims
+from djjobs.keys import Keys
+from djjobs.queue import Queue
+
+__all__ = ["claim_times", "memory"]
+
+_AT_ONCE = (1, 10)
+
+
+def claim_times(short: Pipeline, long: Pipeline, lengths: tuple[int, int], claims: int, cell: str) -> Iterator[Figure]:
+    """The median time of a claim, with the two queues taking turns."""
+    for order in ORDERS:
+        for count in _AT_ONCE:
+            say(f"{cell}: claims of {count}, {order}")
+            takers = [_claims(pipeline, order) for pipeline in (short, long)]
+            times: list[list[float]] = [[], []]
+            for _ in range(claims):
+                for taker, seconds in zip(takers, times):
+                    seconds.append(timed(lambda: len(taker.take(count)), expect=count))  # noqa: B023
+            for pipeline in (short, long):
+                _put_back(pipeline)
+            first, second = (statistics.median(seconds) for seconds in times)
+            yield Figure(
+                f"claim {count} from {lengths[1]:,} jobs and from {lengths[0]:,}, {order}",
+                cell,
+                f"{second * 1000:.2f} ms",
+                f"{first * 1000:.2f} ms",
+                second / first,
+                at_most=2,
+            )
+
+
+def memory(short: Pipeline, long: Pipeline, lengths: tuple[int, int], settings: dict[str, Any], cell: str) -> Figure:
+    """The most memory that a worker needs for the same number of jobs."""
+    peaks = []
+    for pipeline in (short, long):
+        with Crew(1, settings) as crew:
+            crew.populate(1, pipeline.database, pipeline.side, max_calls=min(500, lengths[0] // 2))
+            peaks.append(crew.memory())
+    return Figure(
+        f"memory of a worker with {lengths[1]:,} jobs and with {lengths[0]:,}",
+        cell,
+        f"{peaks[1]:.1f} MB",
+        f"{peaks[0]:.1f} MB",
+        peaks[1] / peaks[0],
+        at_most=1.05,
+    )
+
+
+def _claims(pipeline: Pipeline, order: str) -> Claims:
+    queue = Queue.of(pipeline.connection, pipeline.database)
+    return Claims(queue, Keys(pipeline.target, (), queue.engine), order)
+
+
+def _put_back(pipeline: Pipeline) -> None:
+    pipeline.sql(f"UPDATE {pipeline.queue_name} SET status = 'scheduled', worker_id = NULL WHERE status = 'reserved'")

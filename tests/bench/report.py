@@ -1,0 +1,60 @@
+"""What was measured, as a Markdown table."""
+
+from __future__ import annotations
+
+import os
+import platform
+from dataclasses import dataclass
+from pathlib import Path
+
+__all__ = ["Figure", "as_table", "machine"]
+
+_HEAD = ("work", "engine", "ours", "compared with", "ratio", "must reach", "reached?")
+
+
+@dataclass(frozen=True)
+class Figure:
+    """One line: ours beside something else, the ratio of the two, and what the ratio has to be."""
+
+    work: str
+    cell: str
+    ours: str
+    other: str
+    ratio: float
+    at_least: float | None = None
+    at_most: float | None = None
+
+    @property
+    def reached(self) -> bool:
+        if self.at_least is not None:
+            return self.ratio >= self.at_least
+        return self.at_most is None or self.ratio <= self.at_most
+
+    @property
+    def target(self) -> str:
+        if self.at_least is not None:
+            return f"at least {self.at_least:g}x"
+        return "" if self.at_most is None else f"at most {self.at_most:g}x"
+
+    def cells(self) -> tuple[str, ...]:
+        ratio = f"{self.ratio:.0f}x" if self.ratio >= 20 else f"{self.ratio:.2f}x"
+        return (self.work, self.cell, self.ours, self.other, ratio, self.target, "yes" if self.reached else "NO")
+
+
+def as_table(figures: list[Figure]) -> str:
+    rows = [_HEAD, *(figure.cells() for figure in figures)]
+    widths = [max(len(row[column]) for row in rows) for column in range(len(_HEAD))]
+    lines = ["| " + " | ".join(text.ljust(width) for text, width in zip(row, widths)) + " |" for row in rows]
+    lines.insert(1, "|" + "|".join("-" * (width + 2) for width in widths) + "|")
+    return "\n".join(lines)
+
+
+def machine() -> str:
+    """The machine in one line."""
+    model = "unknown processor"
+    if Path("/proc/cpuinfo").exists():
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        model = next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), model)
+    gigabytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    return f"{cores} cores ({model}), {gigabytes:.0f} GB, {platform.system()} {platform.release()}"

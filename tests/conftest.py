@@ -1,0 +1,124 @@
+"""One suite for every engine and both DataJoints; ENGINE says which server to start."""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+# only the test's own settings count, here and in the processes that tests start
+os.environ["DJ_IGNORE_CONFIG_FILE"] = "true"
+
+import datajoint as dj
+import pytest
+import servers
+
+GENERATION = int(dj.__version__.split(".")[0])
+ENGINE = os.environ.get("ENGINE") or ("postgresql" if GENERATION == 2 else "mysql")
+
+# DataJoint 2 reads these from the environment
+VARIABLES = {
+    "database.backend": "DJ_BACKEND",
+    "database.host": "DJ_HOST",
+    "database.port": "DJ_PORT",
+    "database.user": "DJ_USER",
+    "database.password": "DJ_PASS",
+    "database.use_tls": "DJ_USE_TLS",
+    "loglevel": "DJ_LOG_LEVEL",
+    "safemode": "DJ_SAFEMODE",
+    "jobs.allow_new_pk_fields_in_computed_tables": "DJ_JOBS_ALLOW_NEW_PK_FIELDS_IN_COMPUTED_TABLES",
+}
+
+
+class GivenServer:
+    """A server that somebody else runs, named by DJJOBS_TEST_HOST and its companions."""
+
+    def __init__(self) -> None:
+        self.host = os.environ["DJJOBS_TEST_HOST"]
+        self.port = int(os.environ.get("DJJOBS_TEST_PORT") or (5432 if ENGINE == "postgresql" else 3306))
+        self.user = os.environ.get("DJJOBS_TEST_USER") or ("postgres" if ENGINE == "postgresql" else "root")
+        self.password = os.environ.get("DJJOBS_TEST_PASSWORD", "")
+        self.settings = {
+            "database.backend": "postgresql" if ENGINE == "postgresql" else "mysql",
+            "database.host": self.host,
+            "database.port": self.port,
+            "database.user": self.user,
+            "database.password": self.password,
+            "database.use_tls": None if ENGINE == "mysql" else False,
+        }
+
+    def restart(self) -> None:
+        pytest.skip("DJJOBS_TEST_HOST is not ours to restart")
+
+    kill = start = restart
+
+    def stop(self) -> None:
+        """Leave it as it is."""
+
+
+@pytest.fixture(scope="session")
+def engine() -> str:
+    """postgresql, mysql or mariadb."""
+    return ENGINE
+
+
+@pytest.fixture(scope="session")
+def datajoint_generation() -> int:
+    """2 or 0."""
+    return GENERATION
+
+
+@pytest.fixture(scope="session")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    """The database server of this run; DataJoint is set up for it here and in child processes."""
+    server = GivenServer() if os.environ.get("DJJOBS_TEST_HOST") else servers.start(ENGINE)
+    try:
+        with pytest.MonkeyPatch.context() as patch:
+            configure(server.settings, patch, tmp_path_factory.mktemp("home"))
+            yield server
+            dj.conn().close()
+    finally:
+        server.stop()
+
+
+@pytest.fixture
+def schema(server: Any) -> Iterator[Any]:
+    """A fresh schema, dropped after the test."""
+    schema = dj.Schema(f"djjobs_test_{secrets.token_hex(4)}")
+    yield schema
+    connection = schema.connection
+    if not connection.is_connected:
+        connection.connect()
+    if connection.in_transaction:
+        connection.cancel_transaction()
+    schema.drop()
+
+
+@pytest.fixture
+def private_server(server: Any) -> Iterator[Any]:
+    """A second server, for this test alone. DataJoint stays connected to the first."""
+    try:
+        private = servers.start(ENGINE)
+    except servers.NoServer as missing:
+        pytest.skip(f"needs a server of its own: {missing}")
+    with private:
+        yield private
+
+
+def configure(settings: dict[str, Any], patch: pytest.MonkeyPatch, home: Path) -> None:
+    """Tell DataJoint in this process, and in those to come, where the server is."""
+    settings = {**settings, "safemode": False, "loglevel": "ERROR"}
+    if GENERATION == 2:
+        settings["jobs.allow_new_pk_fields_in_computed_tables"] = True
+    else:
+        # 0.14 takes neither port nor TLS from the environment, only from a file in the home folder
+        del settings["database.backend"]
+        (home / ".datajoint_config.json").write_text(json.dumps(settings))
+        patch.setenv("HOME", str(home))
+    for name, value in settings.items():
+        dj.config[name] = value
+        if value is not None:
+            patch.setenv(VARIABLES[name], str(value))
