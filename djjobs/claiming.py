@@ -19,7 +19,7 @@ __all__ = ["ORDERS", "Claims", "Job"]
 ORDERS = ("original", "reverse", "random")
 #: Below every turn there can be.
 _FIRST = -(2**62)
-#: How many of the jobs that a restriction chooses are looked up at once.
+#: How many jobs are lined up, or looked up for a restriction, at once.
 _PAGE = 500
 #: How often a page is looked up again, all of whose jobs others are just claiming.
 _PATIENCE = 20
@@ -61,7 +61,13 @@ class Claims:
 
     def take(self, count: int) -> list[Job]:
         """Claim up to `count` jobs. None at all means that there are none to be had now."""
-        return self._queue.db.retry(lambda: self._take(count))
+        picks = self._picks_of_restriction(count) if self._keys.restricted else self._picks_of_turns()
+        jobs: list[Job] = []
+        for statement, parameters in picks:
+            jobs += self._claim(statement, {**parameters, "count": count - len(jobs)})
+            if len(jobs) >= count:
+                break
+        return jobs
 
     def available(self) -> int:
         """How many jobs there are to claim now."""
@@ -77,34 +83,33 @@ class Claims:
     def _parameters(self, **more: Any) -> dict[str, Any]:
         return {"table": self._table_name, "priority": self._priority, **more}
 
-    def _take(self, count: int) -> list[Job]:
-        picks = self._picks_of_restriction(count) if self._keys.restricted else self._picks_of_turns(count)
-        jobs: list[Job] = []
-        for statement, parameters in picks:
-            jobs += self._claim(statement, {**parameters, "count": count - len(jobs)})
-            if len(jobs) >= count:
-                break
-        return jobs
-
     def _claim(self, statement: str, parameters: dict[str, Any]) -> list[Job]:
         """Lock what the statement picks and make it ours, in one transaction."""
-        queue, claim = self._queue, next_claim()
-        with queue.db.transaction():
-            rows = queue.db.execute(statement, **self._parameters(**parameters)).fetchall()
-            if not rows:
-                return []
-            hashes = tuple(row[0] for row in rows)
-            token = {"worker": worker_id(), "claim": claim}
-            queue.execute(queue.engine.reserve, table=self._table_name, hashes=hashes, **token, **queue.signature())
-        jobs = [
-            Job(key_hash, self._keys.decode(key), attempt, priority, worker_id(), claim)
+        return self._queue.db.retry(lambda: self._claim_once(statement, parameters))
+
+    def _claim_once(self, statement: str, parameters: dict[str, Any]) -> list[Job]:
+        queue = self._queue
+        token: dict[str, Any] = {"worker": worker_id(), "claim": next_claim()}
+        try:
+            with queue.db.transaction():
+                rows = queue.db.execute(statement, **self._parameters(**parameters)).fetchall()
+                if not rows:
+                    return []
+                hashes = tuple(row[0] for row in rows)
+                queue.execute(queue.engine.reserve, table=self._table_name, hashes=hashes, **token, **queue.signature())
+        except Exception as error:
+            if queue.db.is_transient(error):
+                # The commit may have got through before the connection broke.
+                queue.change(queue.engine.release_claim, table=self._table_name, **token)
+            raise
+        return [
+            Job(key_hash, self._keys.decode(key), attempt, priority, token["worker"], token["claim"])
             for key_hash, key, attempt, priority in rows
         ]
-        return jobs
 
     # -- all jobs of the table -------------------------------------------------------------------------
 
-    def _picks_of_turns(self, count: int) -> Iterator[tuple[str, dict[str, Any]]]:
+    def _picks_of_turns(self) -> Iterator[tuple[str, dict[str, Any]]]:
         """What to pick, turn after turn: usually the first one has all we want."""
         turn = self._first_turn(_FIRST)
         while turn is not None:
@@ -117,9 +122,17 @@ class Claims:
         sql = queue.sql(queue.engine.next_turn, only=self._only.format(job=""))
         turn, is_due = queue.db.execute(sql, **self._parameters(floor=floor)).fetchone()
         if is_due and floor == _FIRST:
-            queue.change(queue.engine.line_up, table=self._table_name)
+            queue.db.retry(self._line_up)
             turn, _ = queue.db.execute(sql, **self._parameters(floor=floor)).fetchone()
         return turn
+
+    def _line_up(self) -> None:
+        """Put some of the jobs that have become due into line; others may do the same with others."""
+        queue = self._queue
+        with queue.db.transaction():
+            rows = queue.execute(queue.engine.pick_due, table=self._table_name, count=_PAGE).fetchall()
+            if rows:
+                queue.execute(queue.engine.line_up, table=self._table_name, hashes=tuple(row[0] for row in rows))
 
     def _picks_of_turn(self) -> Iterator[tuple[str, dict[str, Any]]]:
         queue = self._queue

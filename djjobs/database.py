@@ -9,7 +9,7 @@ from contextlib import contextmanager, suppress
 from typing import Any, TypeVar
 
 import datajoint as dj
-from datajoint.errors import MissingTableError
+from datajoint.errors import MissingTableError, QuerySyntaxError, UnknownAttributeError
 
 from .compat import AccessError, LostConnectionError, datajoint_api
 from .errors import DjJobsError
@@ -152,6 +152,8 @@ def _explanation(error: Exception, backend: str, server: str, user: str) -> str 
             f"no connection to the server {server} ({_first_line(error)}). Check that it runs, and "
             'dj.config["database.host"] and dj.config["database.port"]; then dj.conn(reset=True).'
         )
+    if kind == "query" or isinstance(error, (QuerySyntaxError, UnknownAttributeError)):
+        return f"the server does not understand the query ({_first_line(error)}). Check the restriction and key_source."
     if isinstance(error, MissingTableError):
         return f"a table is missing ({_first_line(error)}). Import the module that declares it, then try again."
     return None

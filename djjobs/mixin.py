@@ -2,27 +2,21 @@
 
 from __future__ import annotations
 
-import multiprocessing as mp
-from collections.abc import Callable
 from typing import Any
 
 import datajoint as dj
 
 from . import cleanup, scheduling
-from .budget import Budget
-from .claiming import Claims
 from .compat import datajoint_api, instantiate_for
 from .database import explained
 from .errors import DjJobsError
-from .executing import Outcome
 from .keys import Keys, table_label
-from .populate import Options, Results, work
-from .processes import populate_in_processes
-from .progress import ProgressBar
+from .populate import populate
 from .queue import Queue
 from .run import Run
 from .settings import check_seconds, settings
 from .views import TableJobs
+from .working import MakeFailed, Options
 
 __all__ = ["Computed", "Imported", "JobsMixin"]
 
@@ -162,78 +156,34 @@ class JobsMixin:
             given = {name: value for name, value in locals().items() if name in _POPULATE_DEFAULTS}
             changed = {name: value for name, value in given.items() if value != _POPULATE_DEFAULTS[name]}
             return super().populate(*restrictions, **changed)  # type: ignore[misc]
-        with self._explained("populate"):
-            if self.connection.in_transaction:  # type: ignore[attr-defined]
-                raise DjJobsError(
-                    f"{table_label(self)} cannot be populated inside a transaction. "
-                    "End the transaction first, or call populate outside its `with` block."
+        if keys is not None:
+            restrictions = (*restrictions, list(keys))
+        try:
+            with self._explained("populate"):
+                queue, selection = self._queue_and_keys(restrictions)
+                if refresh is None:
+                    refresh = datajoint_api.refresh_by_default(self.connection)  # type: ignore[attr-defined]
+                options = Options(
+                    order=order,
+                    priority=priority,
+                    suppress_errors=suppress_errors,
+                    return_exception_objects=return_exception_objects,
+                    make_kwargs=make_kwargs,
+                    keep_completed=self._keeps_completed(),
+                    max_calls=max_calls,
+                    limit=limit,
+                    processes=processes,
+                    display_progress=display_progress,
                 )
-            if keys is not None:
-                restrictions = (*restrictions, list(keys))
-            queue, selection = self._queue_and_keys(restrictions)
-            options = Options(
-                order,
-                priority,
-                suppress_errors,
-                return_exception_objects,
-                make_kwargs,
-                self._keeps_completed(),
-            )
-            if refresh is None:
-                refresh = datajoint_api.refresh_by_default(self.connection)  # type: ignore[attr-defined]
-            return self._populate_from_queue(
-                queue,
-                selection,
-                options,
-                max_calls,
-                limit,
-                display_progress,
-                processes,
-                refresh and schedule_jobs,
-            )
 
-    def _populate_from_queue(
-        self,
-        queue: Queue,
-        keys: Keys,
-        options: Options,
-        max_calls: int | None,
-        limit: int | None,
-        display_progress: bool,
-        processes: int | None,
-        schedule: bool,
-    ) -> dict[str, Any]:
-        claims = Claims(
-            queue, keys, options.order, options.priority
-        )  # refuses an unknown order before anything is done
-        results = Results()
+                def schedule() -> None:
+                    if refresh and schedule_jobs:
+                        self._schedule(queue, selection, priority=priority)
 
-        def reschedule() -> None:
-            if schedule:
-                self._schedule(queue, keys, priority=options.priority)
-
-        reschedule()
-        budget = Budget(max_calls, limit)
-        with ProgressBar(type(self).__name__, display_progress, lambda: budget.most(claims.available())) as bar:
-
-            def report(outcome: Outcome) -> None:
-                results.add(outcome, options.return_exception_objects)
-                bar.update(outcome)
-
-            if (processes or mp.cpu_count()) == 1:
-                work(self, queue, keys, options, budget=budget, reschedule=reschedule, report=report)
-            else:
-
-                def prepare(context: Any) -> tuple[Budget, Callable[..., None]]:
-                    shared = Budget(max_calls, limit, context)
-
-                    def in_child(report: Callable[[Outcome], None]) -> None:
-                        work(self, queue, keys, options, budget=shared, reschedule=reschedule, report=report)
-
-                    return shared, in_child
-
-                populate_in_processes(processes or mp.cpu_count(), queue, self, prepare, report)
-        return results.as_dict()
+                return populate(queue, selection, options, schedule)
+        except MakeFailed as failed:
+            error = failed.error
+        raise error
 
     def cleanup_jobs(self, *restrictions: Any) -> dict[str, int]:
         """Remove jobs that nothing needs any more. Safe while workers run.

@@ -1,103 +1,59 @@
-"""populate(reserve_jobs=True): schedule, then claim and run jobs until none is left."""
+"""populate(reserve_jobs=True): schedule, then work in this process or in several."""
 
 from __future__ import annotations
 
-import random
+import multiprocessing as mp
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from typing import Any
 
-from .budget import Budget, Pace
-from .claiming import Claims, Job
-from .executing import Executor, Outcome
-from .finishing import Finisher
+from .budget import Budget
+from .claiming import Claims
+from .errors import DjJobsError
+from .executing import Outcome
 from .keys import Keys
+from .processes import work_in_processes
+from .progress import ProgressBar
 from .queue import Queue
-from .scheduling import is_scheduling
-from .stopping import Stop
+from .working import Options, Results, work
 
-__all__ = ["Options", "Results", "work"]
-
-
-@dataclass(frozen=True)
-class Options:
-    """What a populate was asked to do, as far as its workers must know."""
-
-    order: str = "original"
-    priority: int | None = None
-    suppress_errors: bool = False
-    return_exception_objects: bool = False
-    make_kwargs: dict[str, Any] | None = None
-    keep_completed: bool = False
+__all__ = ["populate"]
 
 
-@dataclass
-class Results:
-    """What populate returns."""
+def populate(queue: Queue, keys: Keys, options: Options, schedule: Callable[[], Any]) -> dict[str, Any]:
+    """Work off the jobs of these keys and return what DataJoint's populate would.
 
-    success_count: int = 0
-    error_list: list[tuple[dict[str, Any], Any]] = field(default_factory=list)
-
-    def as_dict(self) -> dict[str, Any]:
-        return {"success_count": self.success_count, "error_list": self.error_list}
-
-    def add(self, outcome: Outcome, as_object: bool) -> None:
-        if outcome.error is not None:
-            self.error_list.append((outcome.key, outcome.error if as_object else outcome.message))
-        elif outcome.made:
-            self.success_count += 1
-
-
-def work(
-    table: Any,
-    queue: Queue,
-    keys: Keys,
-    options: Options,
-    *,
-    budget: Budget,
-    reschedule: Callable[[], Any],
-    report: Callable[[Outcome], None],
-) -> None:
-    """Claim and run jobs until there are none, the budget is spent, or an error is not to be suppressed."""
+    Parameters
+    ----------
+    schedule
+        Called before the work, and again when somebody else's scheduling came to nothing.
+    """
+    table, results = keys.table, Results()
+    if table.connection.in_transaction:
+        raise DjJobsError(
+            f"{keys.label} cannot be populated inside a transaction. "
+            "End the transaction first, or call populate outside its `with` block."
+        )
+    processes = options.processes or mp.cpu_count()
+    if processes > 1 and "fork" not in mp.get_all_start_methods():
+        raise DjJobsError(
+            f"processes={processes} for {keys.label} needs a system that can fork. "
+            "Start several Python processes instead, each with populate(reserve_jobs=True)."
+        )
     claims = Claims(queue, keys, options.order, options.priority)
-    finisher = Finisher(queue, table, options.keep_completed)
-    executor = Executor(queue, table, finisher, options.make_kwargs)
-    pace = Pace()
-    claimed: list[Job] = []
-    with Stop() as stop:
-        try:
-            while room := budget.take(pace.batch):
-                claimed = _claim(table, queue, claims, room, stop, reschedule)
-                budget.put_back(room - len(claimed))
-                if not claimed:
-                    return
-                while claimed:
-                    stop.check()
-                    with pace.timing():
-                        outcome = executor.run(claimed.pop(0), stop)
-                    if not outcome.made and outcome.error is None:
-                        budget.refund_call()
-                    report(outcome)
-                    if outcome.error is not None and not options.suppress_errors:
-                        raise outcome.error
-        finally:
-            finisher.give_back(claimed)
+    schedule()
+    context = mp.get_context("fork") if processes > 1 else None
+    budget = Budget(options.max_calls, options.limit, context)
+    with ProgressBar(type(table).__name__, options.display_progress, lambda: budget.most(claims.available())) as bar:
 
+        def report(outcome: Outcome) -> None:
+            results.add(outcome, options.return_exception_objects)
+            bar.update(outcome)
 
-def _claim(
-    table: Any, queue: Queue, claims: Claims, count: int, stop: Stop, reschedule: Callable[[], Any]
-) -> list[Job]:
-    """Claim jobs; while somebody else is still scheduling, an empty queue is no reason to go home."""
-    jobs = claims.take(count)
-    pause = 0.02
-    while not jobs:
-        # Asked before looking once more: a scheduling that ends in between is not overlooked.
-        others_schedule = is_scheduling(queue, table.table_name)
-        jobs = claims.take(count)
-        if jobs or not others_schedule:
-            break
-        stop.sleep(random.uniform(pause / 2, pause))
-        pause = min(pause * 1.5, 0.5)
-        if not is_scheduling(queue, table.table_name):
-            reschedule()
-    return jobs
+        def run(report: Callable[[Outcome], None]) -> None:
+            work(queue, keys, claims, options, budget=budget, reschedule=schedule, report=report)
+
+        if context is None:
+            run(report)
+        else:
+            work_in_processes(context, processes, queue, keys, run, report, stop=budget.spend_all)
+    return results.as_dict()

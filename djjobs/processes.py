@@ -1,4 +1,4 @@
-"""populate in several processes: each child claims for itself; the parent adds up what they report.
+"""Working in several processes: each child claims for itself; the parent adds up what they report.
 
 The children are forked, so that classes defined in a notebook work, and not daemonic, so that
 make() may start processes of its own.
@@ -6,7 +6,6 @@ make() may start processes of its own.
 
 from __future__ import annotations
 
-import multiprocessing as mp
 import os
 import pickle
 import signal
@@ -16,57 +15,56 @@ from contextlib import suppress
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
-from .budget import Budget
 from .errors import DjJobsError
 from .executing import Outcome
-from .keys import table_label
+from .keys import Keys
 from .queue import Queue
+from .stopping import Stop
+from .working import MakeFailed
 
-__all__ = ["populate_in_processes"]
+__all__ = ["work_in_processes"]
 
 #: What a child runs: given a way to report, it works until there is nothing left.
 Work = Callable[[Callable[[Outcome], None]], None]
 
 
-def populate_in_processes(
+def work_in_processes(
+    context: Any,
     count: int,
     queue: Queue,
-    table: Any,
-    prepare: Callable[[Any], tuple[Budget, Work]],
+    keys: Keys,
+    work: Work,
     report: Callable[[Outcome], None],
+    stop: Callable[[], None],
 ) -> None:
-    """Run a populate in `count` child processes.
+    """Do the work in `count` child processes.
 
     Parameters
     ----------
-    prepare
-        Given the multiprocessing context, returns the budget that the children share and their work.
+    context
+        The multiprocessing context; it must fork.
     report
-        Called in this process with every outcome. What it raises ends the children after their
-        present jobs and is raised here.
+        Called in this process with every outcome.
+    stop
+        Called when an error ends the work: no child is to begin another job.
     """
-    if "fork" not in mp.get_all_start_methods():
-        raise DjJobsError(
-            f"processes={count} for {table_label(table)} needs a system that can fork. "
-            "Start several Python processes instead, each with populate(reserve_jobs=True)."
-        )
-    context = mp.get_context("fork")
-    budget, work = prepare(context)
     # An open connection must not be inherited: two processes would read each other's answers.
-    table.connection.close()
+    queue.db.connection.close()
     children = [_Child(context, queue, work) for _ in range(count)]
     try:
         queue.db.start_afresh()
-        _listen(children, report)
-    except BaseException:
-        budget.spend_all()
-        for child in children:
-            child.stop()
+        with Stop() as signals, signals.interruptible():
+            _listen(children, report)
+    except BaseException as error:
+        stop()
+        if not isinstance(error, MakeFailed):
+            for child in children:
+                child.stop()
         raise
     finally:
         for child in children:
             child.process.join()
-    _insist_on_clean_exits(table, children)
+    _insist_on_clean_exits(keys, children)
 
 
 class _Child:
@@ -102,13 +100,13 @@ def _listen(children: list[_Child], report: Callable[[Outcome], None]) -> None:
             report(message)
 
 
-def _insist_on_clean_exits(table: Any, children: list[_Child]) -> None:
+def _insist_on_clean_exits(keys: Keys, children: list[_Child]) -> None:
     killed = [child.process for child in children if child.process.exitcode != 0]
     if killed:
         codes = ", ".join(_exit_story(process.exitcode) for process in killed)
         raise DjJobsError(
-            f"{len(killed)} of {len(children)} processes that worked on {table_label(table)} died ({codes}). "
-            f"Their jobs are still reserved: see {type(table).__name__}.jobs.reserved."
+            f"{len(killed)} of {len(children)} processes that worked on {keys.label} died ({codes}). "
+            f"Their jobs are still reserved: see {type(keys.table).__name__}.jobs.reserved."
         )
 
 
@@ -125,6 +123,8 @@ def _run_child(queue: Queue, work: Work, reports: Connection, lifeline: Connecti
     except (KeyboardInterrupt, SystemExit):
         # The parent asked for it or got the same signal; it knows.
         pass
+    except MakeFailed as failed:
+        reports.send(MakeFailed(_picklable_error(failed.error)))
     except Exception as error:
         reports.send(_picklable_error(error))
     finally:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import hashlib
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -36,7 +37,8 @@ def schedule(
     due_time: DueTime = None,
 ) -> Run:
     """Put every key that needs a job into the queue, unless that was done just now."""
-    if interval and not force and keys.restricted and _is_covered(queue, keys.table.table_name, interval):
+    # A scheduling of all keys makes one of some keys needless.
+    if interval and not force and keys.restricted and _is_scheduled(queue, keys.table.table_name, _ALL, interval):
         return Run(rate_limited=True)
     with _turn_to_schedule(queue, keys.table.table_name, _scope(keys, force), interval) as mine:
         if not mine:
@@ -124,7 +126,9 @@ def _scope(keys: Keys, force: bool) -> str:
     """What a scheduling looks at. Only one that looked at the same makes another needless."""
     if not keys.restricted and not force:
         return _ALL
-    return hashlib.sha256(f"{force} {keys.source_sql if keys.restricted else ''}".encode()).hexdigest()[:32]
+    # DataJoint numbers the aliases of its subqueries anew each time.
+    what = re.sub(r"[`\"]\$\w+[`\"]", "", keys.source_sql) if keys.restricted else ""
+    return hashlib.sha256(f"{force} {what}".encode()).hexdigest()[:32]
 
 
 @contextmanager
@@ -147,21 +151,22 @@ def _turn_to_schedule(queue: Queue, table_name: str, scope: str, interval: float
 
 
 def _begin(queue: Queue, scope: str, parameters: dict[str, Any], interval: float) -> bool:
-    engine = queue.engine
-    begin = queue.sql(engine.begin_scheduling, mark=engine.seconds("%(mark)s"), interval=engine.seconds("%(interval)s"))
-    parameters = {**parameters, "interval": interval, "mark": settings.scheduling_timeout}
-    if queue.db.change(begin, **parameters):
-        return True
-    if not queue.change(engine.add_scope, table=parameters["table"], scope=scope):
+    engine, table_name = queue.engine, parameters["table"]
+    # Looking first keeps the many that come too early from writing.
+    is_scheduled = _is_scheduled(queue, table_name, scope, interval)
+    if is_scheduled is None:
+        queue.change(engine.add_scope, table=table_name, scope=scope)
+        if scope == _ALL and engine.rehash_legacy_rows:
+            # The table's first scheduling ever: jobs that DataJoint itself recorded become ours.
+            queue.db.change(queue.sql(engine.rehash_legacy_rows, hash=engine.hash(engine.key)), table=table_name)
+    if is_scheduled and interval:
         return False
-    if scope == _ALL and engine.rehash_legacy_rows:
-        # The table's first scheduling ever: jobs that DataJoint itself recorded become ours.
-        rehash = queue.sql(engine.rehash_legacy_rows, hash=engine.hash(engine.key))
-        queue.db.change(rehash, table=parameters["table"])
-    return bool(queue.db.change(begin, **parameters))
+    begin = queue.sql(engine.begin_scheduling, mark=engine.seconds("%(mark)s"), interval=engine.seconds("%(interval)s"))
+    return bool(queue.db.change(begin, **parameters, interval=interval, mark=settings.scheduling_timeout))
 
 
-def _is_covered(queue: Queue, table_name: str, interval: float) -> bool:
-    """Whether a scheduling of all keys, running or recent, makes one of some keys needless."""
+def _is_scheduled(queue: Queue, table_name: str, scope: str, interval: float) -> bool | None:
+    """Whether a scheduling of this scope runs or is recent; None if there never was one."""
     sql = queue.sql(queue.engine.is_scheduled, interval=queue.engine.seconds("%(interval)s"))
-    return bool(queue.db.execute(sql, table=table_name, scope=_ALL, interval=interval).fetchone()[0])
+    row = queue.db.execute(sql, table=table_name, scope=scope, interval=interval).fetchone()
+    return None if row is None else bool(row[0])

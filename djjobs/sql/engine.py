@@ -62,11 +62,10 @@ class Engine(ABC):
     add_scope = """
         INSERT INTO {control} (table_name, scope) VALUES (%(table)s, %(scope)s) {or_skip}"""
 
-    #: Whether a scheduling of this scope runs now or is younger than the interval.
+    #: Whether a scheduling of this scope runs now or is younger than the interval; no row if it is unknown.
     is_scheduled = """
-        SELECT EXISTS (SELECT 1 FROM {control}
-                       WHERE table_name = %(table)s AND scope = %(scope)s
-                         AND (scheduling_until > {now} OR last_scheduled > {now} - {interval}))"""
+        SELECT COALESCE(scheduling_until > {now}, FALSE) OR COALESCE(last_scheduled > {now} - {interval}, FALSE)
+        FROM {control} WHERE table_name = %(table)s AND scope = %(scope)s"""
 
     is_scheduling = """
         SELECT EXISTS (SELECT 1 FROM {control} WHERE table_name = %(table)s AND scheduling_until > {now})"""
@@ -86,10 +85,15 @@ class Engine(ABC):
                        WHERE table_name = %(table)s AND status = 'scheduled'
                          AND turn IS NULL AND due_time <= {now})"""
 
+    pick_due = """
+        SELECT key_hash FROM {jobs} {use_order_index}
+        WHERE table_name = %(table)s AND status = 'scheduled' AND turn IS NULL AND due_time <= {now}
+        ORDER BY due_time LIMIT %(count)s FOR UPDATE SKIP LOCKED"""
+
     #: Put jobs that have become due into line; a retry goes before all new work.
     line_up = """
         UPDATE {jobs} SET turn = priority - CASE WHEN attempt > 0 THEN 1000 ELSE 0 END
-        WHERE table_name = %(table)s AND status = 'scheduled' AND turn IS NULL AND due_time <= {now}"""
+        WHERE table_name = %(table)s AND key_hash IN %(hashes)s AND status = 'scheduled'"""
 
     #: Lock the first jobs of a turn in the order of the index; no sort, so only these are locked.
     pick_in_order = """
@@ -119,6 +123,10 @@ class Engine(ABC):
         UPDATE {jobs} SET status = 'reserved', worker_id = %(worker)s, claim = %(claim)s, {user} = %(user)s,
                host = %(host)s, pid = %(pid)s, connection_id = %(connection_id)s, timestamp = {now}
         WHERE table_name = %(table)s AND key_hash IN %(hashes)s AND status = 'scheduled'"""
+
+    release_claim = """
+        UPDATE {jobs} SET status = 'scheduled', worker_id = NULL, timestamp = {now}
+        WHERE table_name = %(table)s AND status = 'reserved' AND worker_id = %(worker)s AND claim = %(claim)s"""
 
     # -- finishing: each is guarded by the token, so a claim that was taken away changes nothing ----
 
@@ -235,7 +243,7 @@ class Engine(ABC):
 
     @abstractmethod
     def diagnose(self, error: BaseException) -> str | None:
-        """'access', 'credentials' or 'unreachable', if the error is one of these."""
+        """'access', 'credentials', 'query' or 'unreachable', if the error is one of these."""
 
     def render(self, statement: str, **parts: str) -> str:
         """Fill a statement's template."""

@@ -14,6 +14,8 @@ _DEADLOCK, _LOCK_TIMEOUT = 1213, 1205
 _LOST = {0, 2006, 2013, 2014, 2055}
 _ACCESS = {1044, 1142, 1143, 1227, 1370, 1410}
 _CREDENTIALS = {1045, 1698}
+#: Wrong values, unknown functions, collations that cannot be compared.
+_QUERY = {1267, 1292, 1305, 1366, 1411, 1525, 1582}
 _UNREACHABLE = {1040, 2002, 2003, 2005}
 
 
@@ -133,6 +135,8 @@ class MySQL(Engine):
             return "access"
         if code in _CREDENTIALS:
             return "credentials"
+        if code in _QUERY:
+            return "query"
         return "unreachable" if code in _UNREACHABLE | _LOST else None
 
 

@@ -1,0 +1,114 @@
+"""Working: one process claims jobs and runs them, until there are none."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from .budget import Budget, Pace
+from .claiming import Claims, Job
+from .executing import Executor, Outcome
+from .finishing import Finisher
+from .keys import Keys
+from .queue import Queue
+from .scheduling import is_scheduling
+from .stopping import Stop
+
+__all__ = ["MakeFailed", "Options", "Results", "work"]
+
+
+class MakeFailed(Exception):
+    """Carries what make() raised past everything that explains errors of the queue."""
+
+    def __init__(self, error: Exception) -> None:
+        super().__init__(error)
+        self.error = error
+
+
+@dataclass(frozen=True)
+class Options:
+    """What a populate was asked to do."""
+
+    order: str = "original"
+    priority: int | None = None
+    suppress_errors: bool = False
+    return_exception_objects: bool = False
+    make_kwargs: dict[str, Any] | None = None
+    keep_completed: bool = False
+    max_calls: int | None = None
+    limit: int | None = None
+    processes: int | None = 1
+    display_progress: bool = False
+
+
+@dataclass
+class Results:
+    """What populate returns."""
+
+    success_count: int = 0
+    error_list: list[tuple[dict[str, Any], Any]] = field(default_factory=list)
+
+    def as_dict(self) -> dict[str, Any]:
+        return {"success_count": self.success_count, "error_list": self.error_list}
+
+    def add(self, outcome: Outcome, as_object: bool) -> None:
+        if outcome.error is not None:
+            self.error_list.append((outcome.key, outcome.error if as_object else outcome.message))
+        elif outcome.made:
+            self.success_count += 1
+
+
+def work(
+    queue: Queue,
+    keys: Keys,
+    claims: Claims,
+    options: Options,
+    *,
+    budget: Budget,
+    reschedule: Callable[[], Any],
+    report: Callable[[Outcome], None],
+) -> None:
+    """Claim and run jobs until there are none, the budget is spent, or an error is not to be suppressed."""
+    finisher = Finisher(queue, keys.table, options.keep_completed)
+    executor = Executor(queue, keys.table, finisher, options.make_kwargs)
+    pace = Pace()
+    claimed: list[Job] = []
+    with Stop() as stop:
+        try:
+            while room := budget.take(pace.batch):
+                claimed = _claim(queue, keys.table.table_name, claims, room, stop, reschedule)
+                budget.put_back(room - len(claimed))
+                if not claimed:
+                    return
+                while claimed:
+                    stop.check()
+                    with pace.timing():
+                        outcome = executor.run(claimed.pop(0), stop)
+                    if not outcome.made and outcome.error is None:
+                        budget.refund_call()
+                    report(outcome)
+                    if outcome.error is not None and not options.suppress_errors:
+                        raise MakeFailed(outcome.error)
+        finally:
+            finisher.give_back(claimed)
+
+
+def _claim(
+    queue: Queue, table_name: str, claims: Claims, count: int, stop: Stop, reschedule: Callable[[], Any]
+) -> list[Job]:
+    """Claim jobs; while somebody else is still scheduling, an empty queue is no reason to go home."""
+    jobs = claims.take(count)
+    pause = 0.02
+    while not jobs:
+        # Asked before looking once more: a scheduling that ends in between is not overlooked.
+        others_schedule = is_scheduling(queue, table_name)
+        jobs = claims.take(count)
+        if jobs or not others_schedule:
+            break
+        stop.sleep(random.uniform(pause / 2, pause))
+        pause = min(pause * 1.5, 0.5)
+        if not is_scheduling(queue, table_name):
+            reschedule()
+    return jobs
