@@ -93,7 +93,8 @@ def status(pipeline: str, as_json: bool) -> None:
 @main.command()
 @click.option("--workers", default=4, show_default=True, type=click.IntRange(1), help="Worker processes.")
 @click.option("--sessions", default=60, show_default=True, type=click.IntRange(1), help="Sessions to analyse.")
-def demo(workers: int, sessions: int) -> None:
+@click.option("--keep", is_flag=True, help="Keep the server up afterwards, until Ctrl-C.")
+def demo(workers: int, sessions: int, keep: bool) -> None:
     """Work off an example pipeline on a PostgreSQL server that comes and goes with the demo.
 
     \b
@@ -102,7 +103,7 @@ def demo(workers: int, sessions: int) -> None:
     """
     from . import demo as demonstration
 
-    sys.exit(demonstration.run(workers=workers, sessions=sessions))
+    sys.exit(demonstration.run(workers=workers, sessions=sessions, keep=keep))
 
 
 def _module_or_schema(name: str) -> Any:

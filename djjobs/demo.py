@@ -78,7 +78,7 @@ def run(workers: int = 4, sessions: int = 60, keep: bool = False) -> int:
             with _workers(workers, server.settings) as crew:
                 _watch(pipeline, crew)
             _report(pipeline)
-            _say_what_next(server.settings, keep)
+            _say_what_next(pipeline, server.settings, keep)
             while keep:
                 signal.pause()
     except KeyboardInterrupt:
@@ -241,16 +241,16 @@ def _report(pipeline: ModuleType) -> None:
         print(f"  {type(table).__name__:<16} {key:<12} {job['error_message']}")
 
 
-def _say_what_next(settings: dict[str, Any], keep: bool) -> None:
+def _say_what_next(pipeline: ModuleType, settings: dict[str, Any], keep: bool) -> None:
     if not keep:
-        print("\nNext: `djjobs demo --keep` keeps the server up, for a look from a second terminal.")
+        print("\nNext: `python -m djjobs.demo --keep` keeps the server up, for a look from a second terminal.")
         return
-    variables = {"DJ_PASS": "password"} | {
-        f"DJ_{name.upper()}": name for name in ("backend", "host", "port", "user", "use_tls")
-    }
-    exports = " ".join(f"{name}={settings[f'database.{key}']}" for name, key in variables.items())
+    names = {"DJ_PASS": "password"}
+    names |= {f"DJ_{name.upper()}": name for name in ("backend", "host", "port", "user", "use_tls")}
+    exports = " ".join(f"{variable}={settings[f'database.{name}']}" for variable, name in names.items())
+    folder = Path(str(pipeline.__file__)).parent
     print("\nNext, in a second terminal (Ctrl-C here ends the server):\n")
-    print(f"  export {exports}\n  djjobs status djjobs_ephys", flush=True)
+    print(f"  export {exports}\n  cd {folder} && djjobs status ephys", flush=True)
 
 
 if __name__ == "__main__":
