@@ -95,6 +95,9 @@ class Claims:
                 rows = queue.db.execute(statement, **self._parameters(**parameters)).fetchall()
                 if not rows:
                     return []
+                if "hashes" in parameters:
+                    # Looked up by their hashes, they come in the order of these.
+                    rows = sorted(rows, key=lambda row: parameters["hashes"].index(row[0]))
                 hashes = tuple(row[0] for row in rows)
                 queue.execute(queue.engine.reserve, table=self._table_name, hashes=hashes, **token, **queue.signature())
         except Exception as error:

@@ -155,7 +155,7 @@ def _workers(number: int, settings: dict[str, Any]) -> Iterator[list[Worker]]:
     crew: list[Worker] = []
     try:
         for _ in range(number):
-            log = tempfile.TemporaryFile()  # noqa: SIM115 - closed with the worker
+            log = tempfile.TemporaryFile()  # noqa: SIM115 - outlives this function
             process = subprocess.Popen(
                 [sys.executable, "-m", "djjobs.demo", "--worker"],
                 stdin=subprocess.PIPE,
@@ -243,7 +243,7 @@ def _report(pipeline: ModuleType) -> None:
 
 def _say_what_next(pipeline: ModuleType, settings: dict[str, Any], keep: bool) -> None:
     if not keep:
-        print("\nNext: `python -m djjobs.demo --keep` keeps the server up, for a look from a second terminal.")
+        print("\nNext: `djjobs demo --keep` keeps the server up, for a look from a second terminal.")
         return
     names = {"DJ_PASS": "password"}
     names |= {f"DJ_{name.upper()}": name for name in ("backend", "host", "port", "user", "use_tls")}

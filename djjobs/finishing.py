@@ -19,6 +19,11 @@ __all__ = ["Finisher"]
 _CUT = "...truncated"
 
 
+def _storable(text: str) -> str:
+    """A text that every column can hold: no NUL, which PostgreSQL refuses, and no half of a character."""
+    return text.replace("\0", "\\0").encode("utf-8", "backslashreplace").decode()
+
+
 class Finisher:
     """Ends the jobs of one table.
 
@@ -70,7 +75,7 @@ class Finisher:
 
     def failed(self, job: Job, message: str, stack: str, duration: float) -> None:
         """Record an error."""
-        message = message.replace("\0", "\\0")  # PostgreSQL's text cannot hold it
+        message, stack = _storable(message), _storable(stack)
         if len(message) > ERROR_MESSAGE_LENGTH:
             message = message[: ERROR_MESSAGE_LENGTH - len(_CUT)] + _CUT
         parameters = {

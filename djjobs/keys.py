@@ -111,8 +111,16 @@ class Keys:
         return sql
 
     def json_sql(self, alias: str) -> str:
-        columns = {name: (f"{alias}.{self._quote(name)}", self._kinds[name]) for name in self.attributes}
-        return self.engine.json_object(columns)
+        return self.engine.json_object(
+            {name: (self._column(alias, name), self._kinds[name]) for name in self.attributes}
+        )
+
+    def _column(self, alias: str, name: str) -> str:
+        """A key attribute, in the target's type: a key_source may compute it in another, and hash differently."""
+        column, kind, wanted = f"{alias}.{self._quote(name)}", self._kinds[name], self.attributes[name].type
+        if self.query.heading[name].type == wanted or alias == "target":
+            return column
+        return self.engine.in_type(column, kind, wanted)
 
     def hash_sql(self, alias: str) -> str:
         return self.engine.hash(self.json_sql(alias))

@@ -109,6 +109,8 @@ if (GENERATION, ENGINE) == (2, "postgresql"):
             text=True,
             cwd=ROOT,
             start_new_session=True,
+            # a shell that runs the tests in the background has told them to ignore Ctrl-C
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
         )
 
     def seen_at_work(process: subprocess.Popen[str], progress: str) -> list[psutil.Process]:

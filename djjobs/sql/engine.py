@@ -220,6 +220,10 @@ class Engine(ABC):
         """The JSON object of these columns, given as name -> (SQL, kind)."""
 
     @abstractmethod
+    def in_type(self, column: str, kind: str, type_: str) -> str:
+        """A column converted to this type of the heading, so that its JSON is that of the type."""
+
+    @abstractmethod
     def hash(self, json: str) -> str:
         """The key_hash of a JSON expression. The only place where a hash is made."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import decimal
+import re
 from typing import Any
 
 import pymysql
@@ -99,6 +100,18 @@ class MySQL(Engine):
                 text = f"INSERT({text}, {position}, 0, '-')"
             return text
         return f"CAST({column} AS CHAR)"
+
+    def in_type(self, column: str, kind: str, type_: str) -> str:
+        precision = re.search(r"\(.*\)", type_)
+        casts = {
+            "int": "DECIMAL(65, 0)",  # prints as an integer does, also above 2**63
+            "decimal": f"DECIMAL{precision.group() if precision else '(10, 0)'}",
+            "datetime": f"DATETIME{precision.group() if precision else ''}",
+            "time": f"TIME{precision.group() if precision else ''}",
+            "date": "DATE",
+            "float": "DOUBLE",
+        }
+        return f"CAST({column} AS {casts[kind]})" if kind in casts else column
 
     def hash(self, json: str) -> str:
         # As ascii, like the column: compared in another character set it would find no index.

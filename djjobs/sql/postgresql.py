@@ -49,6 +49,10 @@ class PostgreSQL(Engine):
         # A cast of char(n) to text would drop the padding that the driver returns.
         return column if kind in ("int", "bool", "text") else f"{column}::text"
 
+    def in_type(self, column: str, kind: str, type_: str) -> str:
+        # An enum is text to JSON, whatever its type is called.
+        return column if type_.startswith("enum") else f"{column}::{type_}"
+
     def hash(self, json: str) -> str:
         # As char, like the column: compared with text it would find no index.
         return f"left(encode(sha256(convert_to(({json})::text, 'UTF8')), 'hex'), 32)::char(32)"

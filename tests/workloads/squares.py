@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import os
-from collections.abc import Callable
+import secrets
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +14,7 @@ import datajoint as dj
 from pipelines import BIGINT, INT, computed, keys_of, manual, rows_of
 
 import djjobs
+from djjobs.tables import JobControl
 
 
 def insert_square(self: Any, key: dict[str, Any]) -> None:
@@ -30,6 +34,34 @@ def squares(schema: Any, count: int = 0, make: Callable[..., None] = insert_squa
     return computed(schema, definition, {"Number": Number}, "Square", make=make, Number=Number, **members)
 
 
+class Standing:
+    """A schema for the tests of a whole module; to declare the queue for each would take most of the time."""
+
+    def __init__(self, schema: Any) -> None:
+        self.schema = schema
+        self._last: Any = None
+
+    def start_over(self, count: int = 0, make: Callable[..., None] = insert_square, **members: Any) -> Any:
+        """Square as if its tables were new, with another make() and another policy."""
+        if self._last is not None:
+            if not self.schema.connection.is_connected:
+                self.schema.connection.connect()
+            queue = djjobs.jobs(self.schema), JobControl(self.schema.connection, self.schema.database)
+            for table in (self._last(), *queue, self._last.Number()):
+                table.delete_quick()
+        self._last = squares(self.schema, count, make, **members)
+        return self._last
+
+
+@contextmanager
+def standing_schema() -> Iterator[Standing]:
+    schema = dj.Schema(f"djjobs_test_{secrets.token_hex(4)}")
+    yield Standing(schema)
+    if not schema.connection.is_connected:
+        schema.connection.connect()
+    schema.drop()
+
+
 def made(table: Any) -> list[int]:
     """The numbers that are in the target."""
     return sorted(key["n"] for key in keys_of(table))
@@ -45,13 +77,12 @@ def statuses(table: Any) -> dict[int, str]:
     return {n: row["status"] for n, row in rows_by_number(table).items()}
 
 
-def change_jobs(table: Any, numbers: Any, changes: str, connection: Any = None) -> None:
+def change_jobs(table: Any, numbers: Iterable[int], changes: str) -> None:
     """Change the rows of these numbers' jobs behind the queue's back."""
     rows = rows_by_number(table)
     hashes = ", ".join(f"'{rows[n]['key_hash']}'" for n in numbers)
-    jobs = table.jobs.full_table_name
     where = f"table_name = '{table.table_name}' AND key_hash IN ({hashes})"
-    (connection or dj.conn()).query(f"UPDATE {jobs} SET {changes} WHERE {where}")
+    table.jobs.connection.query(f"UPDATE {table.jobs.full_table_name} SET {changes} WHERE {where}")
 
 
 def another_connection() -> Any:
@@ -61,28 +92,35 @@ def another_connection() -> Any:
     return dj.Connection(host, user, password, port=port, use_tls=use_tls)
 
 
-class Thief:
-    """Another worker, with a connection of its own, that takes jobs away from whoever runs them."""
+class Bystander:
+    """Somebody else, with a connection of their own, who looks at jobs and changes them meanwhile."""
 
     def __init__(self, table: Any) -> None:
+        self.connection = another_connection()
         self._jobs, self._table_name = table.jobs.full_table_name, table.table_name
-        self._connection = another_connection()
 
-    def take(self, changes: str = "claim = claim + 1") -> None:
-        """Take all jobs that are running now."""
-        reserved = f"table_name = '{self._table_name}' AND status = 'reserved'"
-        self._connection.query(f"UPDATE {self._jobs} SET {changes} WHERE {reserved}")
+    def row(self, n: int) -> tuple[Any, ...] | None:
+        """The whole row of a number's job."""
+        return self.connection.query(f"SELECT * FROM {self._jobs} {self._where(n)}").fetchone()
 
-    def remove(self) -> None:
-        """Remove the rows of all jobs that are running now."""
-        reserved = f"table_name = '{self._table_name}' AND status = 'reserved'"
-        self._connection.query(f"DELETE FROM {self._jobs} WHERE {reserved}")
+    def change(self, n: int, changes: str) -> None:
+        self.connection.query(f"UPDATE {self._jobs} SET {changes} {self._where(n)}")
 
-    def __enter__(self) -> Thief:
+    def remove(self, n: int) -> None:
+        self.connection.query(f"DELETE FROM {self._jobs} {self._where(n)}")
+
+    def _where(self, n: int) -> str:
+        mine = f"WHERE table_name = '{self._table_name}'"
+        key = "`key`" if "`" in self._jobs else '"key"'
+        rows = self.connection.query(f"SELECT key_hash, {key} FROM {self._jobs} {mine}").fetchall()
+        keys = {h: json.loads(document) if isinstance(document, str) else document for h, document in rows}
+        return f"{mine} AND key_hash = '{next((h for h in keys if keys[h] == {'n': n}), '')}'"
+
+    def __enter__(self) -> Bystander:
         return self
 
     def __exit__(self, *_: Any) -> None:
-        self._connection.close()
+        self.connection.close()
 
 
 class CallLog:
@@ -102,27 +140,16 @@ class CallLog:
     def lines(self) -> list[list[str]]:
         return [line.split() for line in self._path.read_text().splitlines()]
 
+    def numbers(self) -> list[int]:
+        """The first word of each line."""
+        return [int(words[0]) for words in self.lines()]
 
-def logging_make(log: CallLog) -> Callable[..., None]:
-    """A make() that first records its number and process."""
 
-    def make(self: Any, key: dict[str, Any]) -> None:
+def recording(log: CallLog, make: Callable[..., None] = insert_square) -> Callable[..., None]:
+    """A make() that first records its number and its process."""
+
+    def recording_make(self: Any, key: dict[str, Any]) -> None:
         log.record(key["n"], os.getpid())
-        insert_square(self, key)
+        make(self, key)
 
-    return make
-
-
-__all__ = [
-    "CallLog",
-    "Thief",
-    "another_connection",
-    "change_jobs",
-    "djjobs",
-    "insert_square",
-    "logging_make",
-    "made",
-    "rows_by_number",
-    "squares",
-    "statuses",
-]
+    return recording_make
