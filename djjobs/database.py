@@ -66,6 +66,11 @@ class Database:
         finally:
             self._open = False
 
+    @property
+    def interrupt(self) -> Callable[[], None] | None:
+        """Makes the statement that runs now return with an error, from another thread; None if a signal does."""
+        return (lambda: self.connection._conn.cancel()) if self.engine.defers_signals else None
+
     def roll_back(self) -> None:
         """Roll back, also what DataJoint began; if that does not get through, start afresh."""
         try:

@@ -161,7 +161,7 @@ class Keys:
             held.heading._attributes[name] = self.attributes[name]._replace(attribute_expression=sql, in_key=False)
         for restriction in restrictions:
             if _is_about_jobs(restriction):
-                jobs = jobs & restriction
+                jobs = jobs & restriction.proj()
             else:
                 held = held & restriction
         return f"{_hashes_sql(jobs)} WHERE key_hash IN ({_hashes_sql(held)})"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import re
 from typing import Any
 
 import datajoint as dj
@@ -12,7 +11,7 @@ from .compat import datajoint_api, key_json, unpack
 from .database import explained
 from .errors import DjJobsError
 from .queue import Queue, version_of
-from .tables import ASCII_COLUMNS, VERSION_MARK, Jobs, job_definition
+from .tables import VERSION_MARK, Jobs, job_columns
 
 __all__ = ["migrate"]
 
@@ -86,12 +85,7 @@ def _as_json(packed: bytes | None) -> str | None:
 def _columns(queue: Queue, present: set[str]) -> str:
     """What makes each column as `~jobs` defines it: MODIFY those that are there, ADD the others."""
     changes = []
-    for column in datajoint_api.column_sql(job_definition(), queue.db.connection):
-        match = re.match(r"`(\w+)`", column)
-        assert match is not None
-        name = match.group(1)
-        if name in ASCII_COLUMNS:
-            column = re.sub(r"(char\(\d+\))", rf"\1 {queue.engine.ascii}", column, count=1)
+    for name, column in job_columns(queue.db.connection, queue.engine).items():
         if name == "key":
             changes.append(f"CHANGE key_json {column} AFTER status")
         else:

@@ -14,6 +14,7 @@ from .keys import Keys
 from .processes import work_in_processes
 from .progress import ProgressBar
 from .queue import Queue
+from .stopping import Stop
 from .working import Options, Results, work
 
 __all__ = ["populate"]
@@ -40,7 +41,10 @@ def populate(queue: Queue, keys: Keys, options: Options, schedule: Callable[[], 
             "Start several Python processes instead, each with populate(reserve_jobs=True)."
         )
     claims = Claims(queue, keys, options.order, options.priority)
-    schedule()
+    with Stop() as stop:
+        # A stop that comes meanwhile waits for the statement to end, so that no mark is left behind.
+        schedule()
+        stop.check()
     context = mp.get_context("fork") if processes > 1 else None
     budget = Budget(options.max_calls, options.limit, context)
     with ProgressBar(type(table).__name__, options.display_progress, lambda: budget.most(claims.available())) as bar:
@@ -50,7 +54,8 @@ def populate(queue: Queue, keys: Keys, options: Options, schedule: Callable[[], 
             bar.update(outcome)
 
         def run(report: Callable[[Outcome], None]) -> None:
-            work(queue, keys, claims, options, budget=budget, reschedule=schedule, report=report)
+            with Stop(queue.db.interrupt) as stop:
+                work(queue, keys, claims, options, budget=budget, stop=stop, reschedule=schedule, report=report)
 
         if context is None:
             run(report)

@@ -9,7 +9,7 @@ from typing import Any
 from .compat import datajoint_api
 from .database import Database, explained
 from .errors import DjJobsError
-from .tables import JSON_COLUMNS, UNFINISHED_MARK, VERSION_MARK, JobControl, Jobs
+from .tables import JSON_COLUMNS, UNFINISHED_MARK, VERSION_MARK, JobControl, Jobs, job_columns
 
 __all__ = ["Queue", "jobs"]
 
@@ -64,8 +64,8 @@ class Queue:
         if not self.jobs.is_declared:
             self.jobs = Jobs(self.db.connection, self.database)
             self.jobs.declare()
-            for statement in self.engine.after_declare:
-                self.db.execute(self.sql(statement, comment=VERSION_MARK))
+            columns = ", ".join(f"MODIFY {column}" for column in job_columns(self.db.connection, self.engine).values())
+            self.db.execute(self.sql(self.engine.after_declare, modify_columns=columns, comment=VERSION_MARK))
             self.jobs = Jobs(self.db.connection, self.database)
         if not self.control.is_declared:
             self.control.declare()

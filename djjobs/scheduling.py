@@ -66,7 +66,7 @@ def insert_new(queue: Queue, keys: Keys, status: str, priority: int, due_time: D
         status=f"'{status}'",
         due=due,
         turn=turn,
-        microseconds=engine.microseconds(f"ROW_NUMBER() OVER (ORDER BY {keys.order_sql})"),
+        microseconds=engine.microseconds(engine.place(keys.order_sql)),
     )
     parameters = {"table": keys.table.table_name, "priority": priority, "due_time": _due_parameter(due_time)}
     return queue.db.change(sql, **parameters, **queue.signature())

@@ -6,10 +6,12 @@ an answer, so a signal that comes then is kept until the statement is over.
 
 from __future__ import annotations
 
+import os
 import signal
+import socket
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType, TracebackType
 from typing import Any
@@ -23,17 +25,31 @@ class Stop:
     """Catches the signals while it is entered and restores the caller's handlers afterwards.
 
     Outside the main thread Python allows no handlers; there it catches nothing.
+
+    Parameters
+    ----------
+    interrupt : callable, optional
+        Makes the statement return that make() waits for, where the driver would not let Python's handler
+        run before that. Called from another thread. Defaults to none.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, interrupt: Callable[[], None] | None = None) -> None:
         self.requested: int | None = None
         self._interruptible = False
+        self._interrupt = interrupt
         self._previous: dict[int, Any] = {}
+        self._alarm: _Alarm | None = None
 
     def __enter__(self) -> Stop:
         if threading.current_thread() is threading.main_thread():
+            if self._interrupt is not None:
+                self._alarm = _Alarm(self._ring)
             self._previous = {number: signal.signal(number, self._handle) for number in _SIGNALS}
         return self
+
+    def _ring(self, number: int) -> None:
+        if number in _SIGNALS and self._interruptible and self._interrupt is not None:
+            self._interrupt()
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -41,6 +57,8 @@ class Stop:
         for number, handler in self._previous.items():
             # None: the handler was not set from Python and cannot be set again from there.
             signal.signal(number, signal.SIG_DFL if handler is None else handler)
+        if self._alarm is not None:
+            self._alarm.close()
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
         self.requested = number
@@ -67,3 +85,25 @@ class Stop:
     def sleep(self, seconds: float) -> None:
         with self.interruptible():
             time.sleep(seconds)
+
+
+class _Alarm:
+    """Hears of signals in a thread of its own, at once, while the main thread sits in a driver's C code."""
+
+    def __init__(self, ring: Callable[[int], None]) -> None:
+        self._reader, self._writer = socket.socketpair()
+        self._writer.setblocking(False)
+        self._previous = signal.set_wakeup_fd(self._writer.fileno(), warn_on_full_buffer=False)
+        threading.Thread(target=self._listen, args=(ring,), daemon=True).start()
+
+    def _listen(self, ring: Callable[[int], None]) -> None:
+        with self._reader:
+            while numbers := self._reader.recv(64):
+                if self._previous >= 0:
+                    os.write(self._previous, numbers)  # an event loop's, as in a notebook
+                for number in numbers:
+                    ring(number)
+
+    def close(self) -> None:
+        signal.set_wakeup_fd(self._previous)
+        self._writer.close()

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 from datajoint.heading import Heading
 from datajoint.table import Table
 
 from .compat import datajoint_api
+from .sql import Engine
 
 __all__ = [
     "ERROR_MESSAGE_LENGTH",
@@ -16,7 +18,7 @@ __all__ = [
     "VERSION_MARK",
     "JobControl",
     "Jobs",
-    "job_definition",
+    "job_columns",
 ]
 
 STATUSES = ("scheduled", "reserved", "error", "ignore", "success", "cancelled")
@@ -71,6 +73,20 @@ def job_definition() -> str:
         error_message_length=ERROR_MESSAGE_LENGTH,
         **datajoint_api.types,
     )
+
+
+def job_columns(connection: Any, engine: Engine) -> dict[str, str]:
+    """The columns of `~jobs` as SQL declares them, texts with the character set that they are to have."""
+    columns = {}
+    for column in datajoint_api.column_sql(job_definition(), connection):
+        match = re.match(r"[`\"](\w+)[`\"] ((?:var)?char\(\d+\)|enum\([^)]*\))?", column)
+        assert match is not None
+        name, text_type = match.groups()
+        if text_type:
+            character_set = engine.ascii if name in ASCII_COLUMNS else engine.unicode
+            column = f"{column[: match.end()]} {character_set}{column[match.end() :]}"
+        columns[name] = column
+    return columns
 
 
 class QueueTable(Table):

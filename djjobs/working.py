@@ -67,6 +67,7 @@ def work(
     options: Options,
     *,
     budget: Budget,
+    stop: Stop,
     reschedule: Callable[[], Any],
     report: Callable[[Outcome], None],
 ) -> None:
@@ -75,24 +76,24 @@ def work(
     executor = Executor(queue, keys.table, finisher, options.make_kwargs)
     pace = Pace()
     claimed: list[Job] = []
-    with Stop() as stop:
-        try:
-            while room := budget.take(pace.batch):
-                claimed = _claim(queue, keys.table.table_name, claims, room, stop, reschedule)
-                budget.put_back(room - len(claimed))
-                if not claimed:
-                    return
-                while claimed:
-                    stop.check()
-                    with pace.timing():
-                        outcome = executor.run(claimed.pop(0), stop)
-                    if not outcome.made and outcome.error is None:
-                        budget.refund_call()
-                    report(outcome)
-                    if outcome.error is not None and not options.suppress_errors:
-                        raise MakeFailed(outcome.error)
-        finally:
-            finisher.give_back(claimed)
+    try:
+        while room := budget.take(pace.batch):
+            claimed = _claim(queue, keys.table.table_name, claims, room, stop, reschedule)
+            budget.put_back(room - len(claimed))
+            if not claimed:
+                break
+            while claimed:
+                stop.check()
+                with pace.timing():
+                    outcome = executor.run(claimed.pop(0), stop)
+                if not outcome.made and outcome.error is None:
+                    budget.refund_call()
+                report(outcome)
+                if outcome.error is not None and not options.suppress_errors:
+                    raise MakeFailed(outcome.error)
+        stop.check()
+    finally:
+        finisher.give_back(claimed)
 
 
 def _claim(

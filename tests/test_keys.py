@@ -8,11 +8,13 @@ import secrets
 import uuid
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import datajoint as dj
 import pytest
-from hypothesis import HealthCheck, Phase, given, settings
+from conftest import ENGINE
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from pipelines import INT, MODERN, computed, keys_of, manual, rows_of
 
@@ -22,22 +24,23 @@ from djjobs.finishing import Finisher
 from djjobs.keys import Keys
 from djjobs.queue import Queue
 
-POSTGRESQL = (os.environ.get("ENGINE") or ("postgresql" if MODERN else "mysql")) == "postgresql"
+POSTGRESQL = ENGINE == "postgresql"
+#: Each is a batch of keys, since an example costs round trips. More of them: DJJOBS_TEST_EXAMPLES=200
+EXAMPLES = int(os.environ.get("DJJOBS_TEST_EXAMPLES", 8))
 
-# A database is not a function: an example costs round trips, and shrinking repeats it many times.
-property_of_keys = settings(
-    max_examples=int(os.environ.get("DJJOBS_TEST_EXAMPLES", 10)),
-    deadline=None,
-    database=None,
-    phases=[Phase.generate, Phase.shrink],
-    suppress_health_check=list(HealthCheck),
-)
+
+def property_of_keys(test: Any) -> Any:
+    return settings(max_examples=EXAMPLES, deadline=None, database=None, suppress_health_check=list(HealthCheck))(test)
+
 
 # -- the types ---------------------------------------------------------------------------------------------
 
 # What joins, quotes, escapes or pads somewhere on the way, and what is easily taken for something else
-NASTY = list("'\"\\%|,:;{}[]() \t\n`$&/") + ["%s", "%(key)s", "\\n", "\\u0041", "null", "0", "00", "1", "é", "e\u0301"]
-NASTY += ["日本", "\U0001f42d", "ß", "ﬀ", "\u202e", "עברית", "-", ".", "--", "/*", "true"]
+NASTY = [
+    *"'\"\\%|,:;{}[]() \t\n`$&/.-",
+    *"%s|%(key)s|\\n|\\u0041|null|true|0|00|1|--|/*".split("|"),
+    *"é e\u0301 日本 \U0001f42d ß ﬀ \u202e עברית".split(" "),
+]
 CHARACTERS = st.characters(codec="utf-8", exclude_characters="\0" if POSTGRESQL else "")
 TEXT = st.lists(st.sampled_from(NASTY) | CHARACTERS, max_size=5).map("".join).map(lambda text: text[:20])
 
@@ -170,10 +173,7 @@ def test_a_key_comes_back_as_datajoint_gives_it(pairs: dict[str, Pair], name: st
     pair = pairs[name]
     pair.start_over([(key,) for key in keys])
     jobs = pair.scheduled_and_claimed()
-    if name in NOT_FETCHED:
-        expected = [{"k": key} for key in keys]
-    else:
-        expected = keys_of(pair.Source())
+    expected = [{"k": key} for key in keys] if name in NOT_FETCHED else keys_of(pair.Source())
     assert exactly([job.key for job in jobs]) == exactly(expected)
     assert len({job.key_hash for job in jobs}) == len(expected)
 
@@ -247,7 +247,7 @@ def test_a_key_of_many_types_comes_back_whole(wide: Pair, data: Any) -> None:
 
 def test_make_gets_every_nasty_text_and_the_result_is_found_under_it(pairs: dict[str, Pair]) -> None:
     pair = pairs["text"]
-    texts = sorted({*NASTY, *(f"{first}a{second}" for first, second in zip(NASTY, NASTY[1:], strict=False))})
+    texts = sorted({*NASTY, *(f"{first}a{second}" for first, second in pairwise(NASTY))})
     pair.start_over([(text,) for text in texts])
     texts = [text for text in texts if datajoint_finds(pair.Source, {"k": text})]
     assert len(texts) > 50
@@ -300,6 +300,18 @@ def test_neighbours_among_large_integers_are_told_apart(pairs: dict[str, Pair]) 
     for number in numbers:
         assert pair.Result.cleanup_jobs({"k": number})["orphaned_incomplete"] == 1
     assert len(pair.Result.jobs) == 0
+
+
+def test_texts_that_differ_in_their_last_spaces_are_told_apart(pairs: dict[str, Pair]) -> None:
+    texts = ["", " ", "a", "a ", "a  ", "A"]
+    pair = pairs["text"]
+    pair.start_over([(text,) for text in texts])
+    assert int(pair.Result.schedule_jobs(min_scheduling_interval=0)) == 6
+    for text in texts:
+        assert pair.Result.cancel_jobs({"k": text}) == 1
+    pair.Source().delete_quick()
+    for text in texts:
+        assert pair.Result.cleanup_jobs({"k": text})["orphaned_incomplete"] == 1
 
 
 def test_a_claim_that_is_given_back_and_taken_again_has_the_same_key(pairs: dict[str, Pair]) -> None:

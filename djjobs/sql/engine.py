@@ -19,13 +19,16 @@ class Engine(ABC):
     #: Begins a transaction whose locking reads lock only the rows they return.
     begin: ClassVar[tuple[str, ...]]
     #: Run once after `~jobs` was declared: what a DataJoint definition cannot say.
-    after_declare: ClassVar[tuple[str, ...]] = ()
-    #: How a text column is declared that holds no text of any language.
+    after_declare: ClassVar[str]
+    #: How text columns are declared: those that hold no text of any language, and the others.
     ascii: ClassVar[str] = ""
+    unicode: ClassVar[str] = ""
     use_order_index: ClassVar[str] = ""
     use_hash_index: ClassVar[str] = ""
 
     own_connection_id: ClassVar[str]
+    #: Whether the driver keeps signals waiting while it waits for the server.
+    defers_signals: ClassVar[bool] = False
 
     # -- scheduling ------------------------------------------------------------------------------
 
@@ -212,6 +215,10 @@ class Engine(ABC):
         """An interval of so many microseconds."""
 
     @abstractmethod
+    def place(self, order: str) -> str:
+        """The number of a row among those selected."""
+
+    @abstractmethod
     def moment(self, parameter: str) -> str:
         """A UTC time given as a parameter."""
 
@@ -251,7 +258,7 @@ class Engine(ABC):
 
     def render(self, statement: str, **parts: str) -> str:
         """Fill a statement's template."""
-        own = ("now", "key", "user", "or_skip", "ascii", "use_order_index", "use_hash_index")
+        own = ("now", "key", "user", "or_skip", "use_order_index", "use_hash_index")
         return statement.format(**{**{name: getattr(self, name) for name in own}, **parts})
 
     #: Ends an INSERT that leaves rows alone which are already there.

@@ -33,16 +33,12 @@ class MySQL(Engine):
 
     # The schema's default may be latin1, and a comparison across character sets uses no index.
     ascii = "CHARACTER SET ascii COLLATE ascii_bin"
-    after_declare = (
-        """
-        ALTER TABLE {jobs} CONVERT TO CHARACTER SET utf8mb4,
-            MODIFY table_name varchar(255) {ascii} NOT NULL,
-            MODIFY key_hash char(32) {ascii} NOT NULL,
-            MODIFY worker_id char(36) {ascii} DEFAULT NULL,
+    unicode = "CHARACTER SET utf8mb4"
+    after_declare = """
+        ALTER TABLE {jobs} DEFAULT CHARACTER SET utf8mb4, {modify_columns},
             RENAME INDEX table_name TO claim_in_order,
             RENAME INDEX table_name_2 TO claim_at_random,
-            COMMENT = '{comment}'""",
-    )
+            COMMENT = '{comment}'"""
     # Both indexes fit the WHERE clause; the optimizer must not pick the other one and sort.
     use_order_index = "FORCE INDEX (claim_in_order)"
     use_hash_index = "FORCE INDEX (claim_at_random)"
@@ -51,11 +47,17 @@ class MySQL(Engine):
         UPDATE {jobs} AS job JOIN ({chosen}) AS chosen ON chosen.key_hash = job.key_hash
         SET {changes} WHERE job.table_name = %(table)s AND job.status IN %(statuses)s"""
 
-    # By its full name: with an alias MySQL asks for a default schema.
+    # Chosen first, without locks, in one view of all tables: read while they are locked, jobs would be newer
+    # than their targets, and one that succeeds meanwhile would look orphaned. MySQL wants the table that it
+    # deletes from by its full name, else a default schema.
     delete_orphans = """
-        DELETE {jobs} FROM {jobs} LEFT JOIN ({living}) AS living ON living.key_hash = {jobs}.key_hash {join_chosen}
-        WHERE {jobs}.table_name = %(table)s AND {jobs}.status IN %(statuses)s AND living.key_hash IS NULL"""
-    join_chosen = "JOIN ({chosen}) AS chosen ON chosen.key_hash = {jobs}.key_hash"
+        DELETE {jobs} FROM {jobs} JOIN (
+            SELECT DISTINCT job.key_hash
+            FROM {jobs} AS job LEFT JOIN ({living}) AS living ON living.key_hash = job.key_hash {join_chosen}
+            WHERE job.table_name = %(table)s AND job.status IN %(statuses)s AND living.key_hash IS NULL
+        ) AS orphan ON orphan.key_hash = {jobs}.key_hash
+        WHERE {jobs}.table_name = %(table)s AND {jobs}.status IN %(statuses)s"""
+    join_chosen = "JOIN ({chosen}) AS chosen ON chosen.key_hash = job.key_hash"
 
     lock_jobs = "LOCK TABLES {jobs} WRITE"
     unlock_jobs = "UNLOCK TABLES"
@@ -66,7 +68,7 @@ class MySQL(Engine):
         UPDATE {jobs} SET key_json = %(json)s, timestamp = timestamp
         WHERE table_name = %(table)s AND key_hash = %(key_hash)s"""
     replace_legacy_columns = """
-        ALTER TABLE {jobs} CONVERT TO CHARACTER SET utf8mb4, DROP {key}, {columns},
+        ALTER TABLE {jobs} DEFAULT CHARACTER SET utf8mb4, DROP {key}, {columns},
             ADD INDEX claim_in_order (table_name, status, turn, due_time),
             ADD INDEX claim_at_random (table_name, status, turn, key_hash),
             ADD INDEX (run_id),
@@ -80,6 +82,9 @@ class MySQL(Engine):
 
     def microseconds(self, count: str) -> str:
         return f"INTERVAL {count} MICROSECOND"
+
+    def place(self, order: str) -> str:
+        return f"ROW_NUMBER() OVER (ORDER BY {order})"
 
     def moment(self, parameter: str) -> str:
         return f"CAST({parameter} AS DATETIME(6))"
@@ -120,7 +125,8 @@ class MySQL(Engine):
     def from_json(self, json: str, name: str, kind: str) -> str:
         text = f"JSON_UNQUOTE(JSON_EXTRACT({json}, '$.{name}'))"
         casts = {
-            "int": f"({text} + 0)",
+            "text": f"CAST({text} AS BINARY)",  # byte by byte: any collation would take some for equal
+            "int": f"CAST({text} AS DECIMAL(65, 0))",
             "decimal": f"CAST({text} AS DECIMAL(65, 30))",
             "float": f"({text} + 0e0)",
             "uuid": f"UNHEX(REPLACE({text}, '-', ''))",

@@ -17,8 +17,9 @@ class PostgreSQL(Engine):
     key = '"key"'
     user = '"user"'
     or_skip = "ON CONFLICT DO NOTHING"
+    defers_signals = True
     own_connection_id = "SELECT pg_backend_pid()"
-    after_declare = ("COMMENT ON TABLE {jobs} IS '{comment}'",)
+    after_declare = "COMMENT ON TABLE {jobs} IS '{comment}'"
     begin = ("BEGIN ISOLATION LEVEL READ COMMITTED",)
 
     change_chosen = """
@@ -37,12 +38,18 @@ class PostgreSQL(Engine):
     def microseconds(self, count: str) -> str:
         return f"{count} * INTERVAL '1 microsecond'"
 
+    def place(self, order: str) -> str:
+        # Counting them makes PostgreSQL find all keys before it inserts the first. It would otherwise, if it takes
+        # the queue to be empty, search the rows that it is just inserting, for every key anew.
+        return f"(ROW_NUMBER() OVER (ORDER BY {order}) + 0 * COUNT(*) OVER ())"
+
     def moment(self, parameter: str) -> str:
         return f"CAST({parameter} AS timestamp)"
 
     def json_object(self, columns: dict[str, tuple[str, str]]) -> str:
         pairs = [f"'{name}', {self._to_json(*columns[name])}" for name in sorted(columns)]
-        return f"jsonb_build_object({', '.join(pairs)})"
+        # As json it need not be parsed to be hashed.
+        return f"json_build_object({', '.join(pairs)})"
 
     @staticmethod
     def _to_json(column: str, kind: str) -> str:

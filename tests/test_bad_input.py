@@ -1,0 +1,397 @@
+"""What a lab may get wrong: each gives one clear error that names the table and the way out, and changes nothing."""
+
+from __future__ import annotations
+
+import datetime
+import re
+import secrets
+import socket
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import datajoint as dj
+import pytest
+from pipelines import Lab, computed, job_counts, rows_of, sessions, standing_lab
+
+import djjobs
+from djjobs import DjJobsError, tables
+
+#: Everything that needs the queue, by name
+USES: dict[str, Callable[[Any], Any]] = {
+    "schedule": lambda table: table.schedule_jobs(min_scheduling_interval=0),
+    "populate": lambda table: table.populate(reserve_jobs=True),
+    "clean up": lambda table: table.cleanup_jobs(),
+    "retry": lambda table: table.retry_jobs(),
+    "ignore": lambda table: table.ignore_jobs(True),
+    "cancel": lambda table: table.cancel_jobs(),
+}
+CHANGING = pytest.mark.parametrize("use", list(USES.values()), ids=list(USES))
+
+
+@pytest.fixture(scope="module")
+def standing(server: Any) -> Iterator[Lab]:
+    with standing_lab() as lab:
+        yield lab
+
+
+@pytest.fixture
+def lab(standing: Lab) -> Lab:
+    """Two sessions are waiting, one is ignored, one is made."""
+    standing.start_over(1, 4)
+    standing.Spectrum.schedule_jobs()
+    standing.Spectrum.populate("session = 0", reserve_jobs=True)
+    standing.Spectrum.ignore_jobs("session = 1")
+    return standing
+
+
+@contextmanager
+def refused(lab: Lab, *says: str) -> Iterator[None]:
+    """What is done inside raises a DjJobsError that says all this, and leaves queue and results as they are."""
+
+    def all_rows() -> list[Any]:
+        return [rows_of(query) for query in (djjobs.jobs(lab.schema), lab.control, lab.Spectrum(), lab.Session())]
+
+    before = all_rows()
+    with pytest.raises(DjJobsError) as raised:
+        yield
+    for words in says:
+        assert re.search(words, str(raised.value)), str(raised.value)
+    assert "\n" not in str(raised.value).strip()
+    assert all_rows() == before
+
+
+# -- arguments ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("seconds", [-1, -0.001, float("nan"), float("inf"), "soon", [5]])
+def test_an_interval_that_is_none(lab: Lab, seconds: Any) -> None:
+    with refused(lab, "Spectrum", "min_scheduling_interval", "zero or more", re.escape(repr(seconds))):
+        lab.Spectrum.schedule_jobs(min_scheduling_interval=seconds)
+
+
+def test_an_interval_that_is_none_in_the_settings(lab: Lab) -> None:
+    before = dj.config["min_scheduling_interval"]
+    with refused(lab, "min_scheduling_interval", "zero or more", "-5"):
+        djjobs.settings.min_scheduling_interval = -5
+    try:
+        with refused(lab, "min_scheduling_interval", "zero or more", "-5"):
+            dj.config["min_scheduling_interval"] = -5
+            lab.Spectrum.schedule_jobs()
+    finally:
+        dj.config["min_scheduling_interval"] = before
+    with refused(lab, "scheduling_timeout", "zero or more"):
+        djjobs.settings.scheduling_timeout = "for ever"
+
+
+@pytest.mark.parametrize("order", ["sorted", "", None, "Random"])
+def test_an_unknown_order(lab: Lab, order: Any) -> None:
+    with refused(lab, "Spectrum", re.escape(repr(order)), "original, reverse, random"):
+        lab.Spectrum.populate(reserve_jobs=True, order=order)
+
+
+@pytest.mark.parametrize("priority", [-1, 256, 1.5, "high", True])
+def test_a_priority_that_is_none(lab: Lab, priority: Any) -> None:
+    with refused(lab, "Spectrum", "0 to 255", re.escape(repr(priority))):
+        lab.Spectrum.schedule_jobs(priority=priority, min_scheduling_interval=0)
+
+
+def test_a_tables_own_priority_that_is_none(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lab.Spectrum, "priority", "high")
+    with refused(lab, "Spectrum", "0 to 255"):
+        lab.Spectrum.schedule_jobs(min_scheduling_interval=0)
+
+
+@pytest.mark.parametrize("due_time", [datetime.datetime(2030, 1, 1), datetime.date(2030, 1, 1), 60, "tomorrow"])
+def test_a_due_time_that_may_mean_anything(lab: Lab, due_time: Any) -> None:
+    with refused(lab, "Spectrum", "due_time", "time zone", "timedelta"):
+        lab.Spectrum.schedule_jobs(due_time=due_time, min_scheduling_interval=0)
+
+
+@CHANGING
+def test_a_restricted_table(lab: Lab, use: Callable[[Any], Any]) -> None:
+    with refused(lab, "Spectrum", "restricted", "pass the conditions as arguments"):
+        use(lab.Spectrum & "session = 2")
+
+
+@pytest.mark.parametrize(
+    "method", ["schedule_jobs", "cleanup_jobs", "retry_jobs", "ignore_jobs", "cancel_jobs", "populate"]
+)
+@pytest.mark.parametrize("restriction", ["no_such_column = 1", "session = ", "'"], ids=["column", "syntax", "quote"])
+def test_a_restriction_that_the_server_does_not_understand(lab: Lab, method: str, restriction: str) -> None:
+    options = {"reserve_jobs": True} if method == "populate" else {}
+    with refused(lab, "Spectrum", "restriction"):
+        getattr(lab.Spectrum, method)(restriction, **options)
+    assert not lab.schema.connection.in_transaction
+    assert len(lab.Session()) == 4
+
+
+@pytest.mark.parametrize("method", ["schedule_jobs", "cleanup_jobs", "retry_jobs", "ignore_jobs", "cancel_jobs"])
+def test_a_restriction_that_is_none(lab: Lab, method: str) -> None:
+    with refused(lab, "Spectrum", "restriction"):
+        getattr(lab.Spectrum, method)(3.14)
+
+
+def test_what_is_not_a_schema(lab: Lab) -> None:
+    for what in ("lab", None, dj.Schema(), lab.Spectrum):
+        with pytest.raises(DjJobsError, match=r"not an activated schema.*dj\.Schema"):
+            djjobs.jobs(what)
+
+
+# -- transactions --------------------------------------------------------------------------------------------
+
+
+def test_populate_inside_a_transaction(lab: Lab) -> None:
+    connection = lab.schema.connection
+    with refused(lab, "Spectrum", "inside a transaction", "outside its `with` block"), connection.transaction:
+        lab.Session.insert1({"subject": "m0", "session": 77})
+        lab.Spectrum.populate(reserve_jobs=True)
+    assert not connection.in_transaction
+
+
+@CHANGING
+def test_nothing_commits_a_transaction_that_is_not_its_own(lab: Lab, use: Callable[[Any], Any]) -> None:
+    connection = lab.schema.connection
+    before = rows_of(lab.Spectrum.jobs)
+    connection.start_transaction()
+    lab.Session.insert1({"subject": "m0", "session": 77})
+    try:
+        use(lab.Spectrum)
+    except DjJobsError as error:
+        assert re.search(r"Spectrum.*transaction", str(error))
+    connection.cancel_transaction()
+    assert len(lab.Session & "session = 77") == 0
+    assert rows_of(lab.Spectrum.jobs) == before
+
+
+def test_make_cannot_commit_half_of_itself_by_scheduling_another_table(lab: Lab, monkeypatch: Any) -> None:
+    Next = computed(lab.schema, "-> Spectrum", {"Spectrum": lab.Spectrum}, "Next")
+
+    def make(self: Any, key: dict[str, Any]) -> None:
+        self.insert1({**key, "power": 0})
+        Next.schedule_jobs(min_scheduling_interval=0)
+        raise ValueError("later on")
+
+    monkeypatch.setattr(lab.Spectrum, "make", make)
+    done = lab.Spectrum.populate(reserve_jobs=True, suppress_errors=True)
+    assert done["success_count"] == 0
+    assert len(lab.Spectrum()) == 1  # what was there before
+    assert job_counts(lab.Spectrum) == {"ignore": 1, "error": 2}
+    Next().drop_quick()
+
+
+# -- key_source ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("source", [None, [{"subject": "m0"}], "Session", 5, int, lambda: None], ids=repr)
+@pytest.mark.parametrize(
+    "use", [USES["schedule"], USES["populate"], USES["clean up"]], ids=["schedule", "populate", "clean up"]
+)
+def test_a_key_source_that_is_not_a_query(
+    lab: Lab, source: Any, use: Callable[[Any], Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lab.Spectrum, "key_source", property(lambda self: source))
+    with refused(lab, "Spectrum", "key_source"):
+        use(lab.Spectrum)
+
+
+def test_a_key_source_with_an_attribute_that_the_target_lacks(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lab.Spectrum, "key_source", property(lambda self: lab.Session.proj(animal="subject")))
+    for use in USES.values():
+        with refused(lab, "Spectrum", "key_source", "animal"):
+            use(lab.Spectrum)
+
+
+def test_a_key_source_that_breaks(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lab.Spectrum, "key_source", property(lambda self: lab.Session & "no_such_column = 1"))
+    for use in USES.values():
+        with refused(lab, "Spectrum", "key_source", "no_such_column"):
+            use(lab.Spectrum)
+
+
+# -- the queue itself --------------------------------------------------------------------------------------------
+
+
+def test_a_queue_of_a_version_to_come(schema: Any, engine: str) -> None:
+    lab = sessions(schema, 1, 2)
+    lab.Spectrum.schedule_jobs()
+    jobs = djjobs.jobs(schema)
+    mark = "djjobs queue, version 99"
+    change = "COMMENT ON TABLE {} IS '{}'" if engine == "postgresql" else "ALTER TABLE {} COMMENT = '{}'"
+    schema.connection.query(change.format(jobs.full_table_name, mark))
+    del schema.connection.__dict__["_djjobs_queues"]  # as in a process that starts now
+    jobs = tables.Jobs(schema.connection, schema.database)
+    before = rows_of(jobs.proj("status", "timestamp"))
+    for use in (*USES.values(), lambda table: table.jobs, lambda table: djjobs.jobs(schema)):
+        with pytest.raises(DjJobsError, match=rf"{schema.database}.*~jobs.*version 99.*Install the djjobs"):
+            use(lab.Spectrum)
+    assert rows_of(jobs.proj("status", "timestamp")) == before
+    assert tables.Jobs(schema.connection, schema.database).heading.table_status["comment"] == mark
+
+
+def test_a_table_of_somebody_else_in_the_place_of_the_queue(schema: Any) -> None:
+    lab = sessions(schema, 1, 2)
+    name = tables.Jobs(schema.connection, schema.database).full_table_name
+    schema.connection.query(f"CREATE TABLE {name} (n int PRIMARY KEY)")
+    schema.connection.query(f"INSERT INTO {name} VALUES (41)")
+    for use in USES.values():
+        with pytest.raises(DjJobsError, match=rf"{schema.database}.*~jobs.*Nothing was changed"):
+            use(lab.Spectrum)
+    assert schema.connection.query(f"SELECT n FROM {name}").fetchall()[0][0] == 41
+
+
+# -- the server and its users ----------------------------------------------------------------------------------
+
+
+class Guest:
+    """A user with few rights, and the lab's tables as that user sees them."""
+
+    def __init__(self, server: Any, lab: Lab, engine: str, *privileges: str) -> None:
+        self.name, self.password = f"guest_{secrets.token_hex(4)}", secrets.token_hex(8)
+        self.lab, self._server, self._engine = lab, server, engine
+        self._admin, database = lab.schema.connection, lab.schema.database
+        rights = ", ".join(privileges)
+        if engine == "postgresql":
+            self._do(f"CREATE ROLE {self.name} LOGIN PASSWORD '{self.password}'")
+            self._do(f'GRANT USAGE ON SCHEMA "{database}" TO {self.name}')
+            self._do(f'GRANT {rights} ON ALL TABLES IN SCHEMA "{database}" TO {self.name}')
+        else:
+            self._do(f"CREATE USER '{self.name}'@'%%' IDENTIFIED BY '{self.password}'")
+            self._do(f"GRANT {rights} ON `{database}`.* TO '{self.name}'@'%%'")
+        self.connection = self._connect()
+        schema = dj.Schema(database, connection=self.connection, create_schema=False, create_tables=False)
+        self.Spectrum = Lab(schema).Spectrum
+
+    def _connect(self) -> Any:
+        settings = self._server.settings
+        return dj.Connection(
+            settings["database.host"],
+            self.name,
+            self.password,
+            port=settings["database.port"],
+            use_tls=settings["database.use_tls"],
+        )
+
+    def _do(self, sql: str) -> Any:
+        return self._admin.query(sql)
+
+    def change_password(self) -> None:
+        """Somebody else changes it; the open connection breaks, as it does when the server restarts."""
+        user = self.name if self._engine == "postgresql" else f"'{self.name}'@'%%'"
+        by = "PASSWORD" if self._engine == "postgresql" else "IDENTIFIED BY"
+        self._do(f"ALTER {'ROLE' if self._engine == 'postgresql' else 'USER'} {user} {by} 'another'")
+        self.break_connection()
+
+    def break_connection(self) -> None:
+        number = self.connection.connection_id
+        self._do(f"SELECT pg_terminate_backend({number})" if self._engine == "postgresql" else f"KILL {number}")
+
+    def server_checks_passwords(self) -> bool:
+        right, self.password = self.password, "wrong"
+        try:
+            self._connect().close()
+        except Exception:
+            return True
+        finally:
+            self.password = right
+        return False
+
+    def leave(self) -> None:
+        self.connection.close()
+        if self._engine == "postgresql":
+            self._do(f"DROP OWNED BY {self.name}")
+            self._do(f"DROP ROLE {self.name}")
+        else:
+            self._do(f"DROP USER '{self.name}'@'%%'")
+
+
+@pytest.fixture
+def guest(server: Any, engine: str) -> Iterator[Callable[..., Guest]]:
+    guests: list[Guest] = []
+
+    def invite(lab: Lab, *privileges: str) -> Guest:
+        guests.append(Guest(server, lab, engine, *privileges))
+        return guests[-1]
+
+    yield invite
+    for guest in guests:
+        guest.leave()
+
+
+def test_a_user_who_may_only_look_can_look(lab: Lab, guest: Callable[..., Guest]) -> None:
+    visitor = guest(lab, "SELECT")
+    assert job_counts(visitor.Spectrum) == {"scheduled": 2, "ignore": 1}
+    assert "scheduled" in repr(visitor.Spectrum.jobs)
+    assert visitor.Spectrum.jobs.progress()["pending"] == 2
+
+
+@CHANGING
+def test_a_user_who_may_only_look_changes_nothing(
+    lab: Lab, guest: Callable[..., Guest], use: Callable[[Any], Any]
+) -> None:
+    visitor = guest(lab, "SELECT")
+    with refused(lab, "Spectrum", visitor.name, "lacks a privilege", "SELECT, INSERT, UPDATE and DELETE", "grant"):
+        use(visitor.Spectrum)
+
+
+def test_a_user_who_may_not_create_tables_needs_no_more_once_the_queue_is_there(
+    lab: Lab, guest: Callable[..., Guest]
+) -> None:
+    worker = guest(lab, "SELECT", "INSERT", "UPDATE", "DELETE")
+    lab.Session.insert1({"subject": "m0", "session": 9})
+    assert int(worker.Spectrum.schedule_jobs(min_scheduling_interval=0)) == 1
+    assert worker.Spectrum.populate(reserve_jobs=True)["success_count"] == 3
+    assert worker.Spectrum.cleanup_jobs()["orphaned_incomplete"] == 0
+    assert worker.Spectrum.retry_jobs() == 0
+
+
+def test_a_user_who_may_not_create_tables_is_told_when_there_is_no_queue(
+    schema: Any, guest: Callable[..., Guest]
+) -> None:
+    lab = sessions(schema, 1, 2)
+    worker = guest(lab, "SELECT", "INSERT", "UPDATE", "DELETE")
+    for use in (*USES.values(), lambda table: table.jobs, lambda table: djjobs.jobs(table)):
+        with pytest.raises(DjJobsError, match=rf"{schema.database}.*{worker.name}.*privilege.*CREATE") as raised:
+            use(worker.Spectrum)
+        assert "~jobs" in str(raised.value)
+    assert not tables.Jobs(schema.connection, schema.database).is_declared
+    assert not tables.JobControl(schema.connection, schema.database).is_declared
+    assert int(lab.Spectrum.schedule_jobs()) == 2
+
+
+@CHANGING
+def test_a_server_that_is_gone(lab: Lab, guest: Callable[..., Guest], use: Callable[[Any], Any]) -> None:
+    worker = guest(lab, "SELECT", "INSERT", "UPDATE", "DELETE")
+    worker.Spectrum.jobs
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))  # and does not listen
+        port = taken.getsockname()[1]
+        worker.connection.conn_info.update(host="127.0.0.1", port=port)
+        worker.break_connection()
+        with refused(lab, lab.schema.database, "no connection to the server", str(port), "Check that it runs"):
+            use(worker.Spectrum)
+
+
+def test_a_server_that_comes_back_is_used_again(lab: Lab, guest: Callable[..., Guest]) -> None:
+    worker = guest(lab, "SELECT", "INSERT", "UPDATE", "DELETE")
+    worker.Spectrum.jobs
+    worker.break_connection()
+    assert worker.Spectrum.populate(reserve_jobs=True)["success_count"] == 2
+
+
+def test_a_password_that_was_changed(lab: Lab, guest: Callable[..., Guest]) -> None:
+    worker = guest(lab, "SELECT", "INSERT", "UPDATE", "DELETE")
+    if not worker.server_checks_passwords():
+        pytest.skip("this server takes any password")
+    worker.Spectrum.jobs
+    worker.change_password()
+    with refused(lab, lab.schema.database, worker.name, "password", "database.password"):
+        worker.Spectrum.schedule_jobs(min_scheduling_interval=0)
+
+
+def test_a_table_that_was_dropped(schema: Any) -> None:
+    lab = sessions(schema, 1, 2)
+    lab.Spectrum.schedule_jobs()
+    lab.Spectrum().drop_quick()
+    with pytest.raises(DjJobsError, match="Spectrum"):
+        lab.Spectrum.schedule_jobs(min_scheduling_interval=0)
