@@ -9,21 +9,36 @@ from .queue import Queue
 
 __all__ = ["cleanup"]
 
+#: How many jobs one statement removes.
+_PORTION = 5000
+
 
 def cleanup(queue: Queue, keys: Keys, restrictions: tuple[Any, ...]) -> dict[str, int]:
-    """Remove orphaned jobs, each kind in one statement; return how many of each."""
+    """Remove orphaned jobs; return how many of each kind."""
     join = ""
     if restrictions:
         jobs = queue.jobs & {"table_name": keys.table.table_name}
         join = queue.sql(queue.engine.join_chosen, chosen=keys.held_sql(jobs, restrictions))
-
-    def delete(statuses: tuple[str, ...], living: str) -> int:
-        sql = queue.sql(queue.engine.delete_orphans, living=living, join_chosen=join)
-        return queue.db.change(sql, table=keys.table.table_name, statuses=statuses)
-
     return {
-        "orphaned_success": delete(("success",), keys.made_sql),
-        "orphaned_incomplete": delete(("scheduled", "error", "ignore", "cancelled"), keys.chosen_sql),
+        "orphaned_success": _remove(queue, keys, ("success",), keys.made_sql, join),
+        "orphaned_incomplete": _remove(
+            queue, keys, ("scheduled", "error", "ignore", "cancelled"), keys.chosen_sql, join
+        ),
         "recovered": 0,
         "expired": 0,
     }
+
+
+def _remove(queue: Queue, keys: Keys, statuses: tuple[str, ...], living: str, join: str) -> int:
+    """Remove the jobs of these statuses whose key is not among the living; found by one statement."""
+    engine, table_name = queue.engine, keys.table.table_name
+    among = "(" + ", ".join(f"'{status}'" for status in statuses) + ")"
+    find = queue.sql(engine.find_orphans, living=living, join_chosen=join, statuses=among)
+    rows = queue.db.retry(lambda: queue.db.execute(find, table=table_name).fetchall())
+    delete = queue.sql(engine.delete_orphans, statuses=among)
+    removed = 0
+    for first in range(0, len(rows), _PORTION):
+        portion = rows[first : first + _PORTION]
+        hashes = tuple(key_hash for key_hash, _ in portion)
+        removed += queue.db.change(delete, table=table_name, hashes=hashes, seen=portion[0][1])
+    return removed

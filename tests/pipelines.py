@@ -77,6 +77,8 @@ class Lab:
 
     def start_over(self, subjects: int = 3, each: int = 4) -> Lab:
         """As if the tables were new; declaring them again would take a hundred times as long."""
+        if self.schema.connection.in_transaction:
+            self.schema.connection.cancel_transaction()
         for table in (self.Spectrum(), djjobs.jobs(self.schema), self.control, self.Session(), self.Subject()):
             table.delete_quick()
         return self.fill(subjects, each)
@@ -106,6 +108,8 @@ def standing_lab(**members: Any) -> Iterator[Lab]:
     yield Lab(schema, **members)
     if not schema.connection.is_connected:
         schema.connection.connect()
+    if schema.connection.in_transaction:
+        schema.connection.cancel_transaction()
     schema.drop()
 
 

@@ -175,10 +175,19 @@ class Engine(ABC):
 
     # -- cleaning up --------------------------------------------------------------------------------
 
-    #: Remove jobs of some statuses whose key is not among `{living}`.
-    delete_orphans: ClassVar[str]
-    #: Limits it to the jobs that a restriction chooses.
-    join_chosen: ClassVar[str]
+    #: The jobs of some statuses whose key is not among `{living}`, and the moment this was true. A plain SELECT
+    #: sees the jobs and the tables they are about in one state; a DELETE with this subquery would, on MySQL, lock
+    #: the target, wait for its workers, and take a job that succeeds meanwhile for orphaned.
+    find_orphans = """
+        SELECT job.key_hash, {now}
+        FROM {jobs} AS job LEFT JOIN ({living}) AS living ON living.key_hash = job.key_hash {join_chosen}
+        WHERE job.table_name = %(table)s AND job.status IN {statuses} AND living.key_hash IS NULL"""
+    join_chosen = "JOIN ({chosen}) AS chosen ON chosen.key_hash = job.key_hash"
+
+    #: Remove them, unless they have changed since.
+    delete_orphans = """
+        DELETE FROM {jobs}
+        WHERE table_name = %(table)s AND key_hash IN %(hashes)s AND status IN {statuses} AND timestamp <= %(seen)s"""
 
     # -- looking ------------------------------------------------------------------------------------
 

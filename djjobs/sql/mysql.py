@@ -47,18 +47,6 @@ class MySQL(Engine):
         UPDATE {jobs} AS job JOIN ({chosen}) AS chosen ON chosen.key_hash = job.key_hash
         SET {changes} WHERE job.table_name = %(table)s AND job.status IN %(statuses)s"""
 
-    # Chosen first, without locks, in one view of all tables: read while they are locked, jobs would be newer
-    # than their targets, and one that succeeds meanwhile would look orphaned. MySQL wants the table that it
-    # deletes from by its full name, else a default schema.
-    delete_orphans = """
-        DELETE {jobs} FROM {jobs} JOIN (
-            SELECT DISTINCT job.key_hash
-            FROM {jobs} AS job LEFT JOIN ({living}) AS living ON living.key_hash = job.key_hash {join_chosen}
-            WHERE job.table_name = %(table)s AND job.status IN %(statuses)s AND living.key_hash IS NULL
-        ) AS orphan ON orphan.key_hash = {jobs}.key_hash
-        WHERE {jobs}.table_name = %(table)s AND {jobs}.status IN %(statuses)s"""
-    join_chosen = "JOIN ({chosen}) AS chosen ON chosen.key_hash = job.key_hash"
-
     lock_jobs = "LOCK TABLES {jobs} WRITE"
     unlock_jobs = "UNLOCK TABLES"
     add_json_key = "ALTER TABLE {jobs} ADD key_json json DEFAULT NULL"

@@ -26,12 +26,6 @@ class PostgreSQL(Engine):
         UPDATE {jobs} AS job SET {changes} FROM ({chosen}) AS chosen
         WHERE chosen.key_hash = job.key_hash AND job.table_name = %(table)s AND job.status::text IN %(statuses)s"""
 
-    delete_orphans = """
-        DELETE FROM {jobs} AS job
-        WHERE job.table_name = %(table)s AND job.status::text IN %(statuses)s
-          AND NOT EXISTS (SELECT 1 FROM ({living}) AS living WHERE living.key_hash = job.key_hash) {join_chosen}"""
-    join_chosen = "AND job.key_hash IN (SELECT key_hash FROM ({chosen}) AS chosen)"
-
     def seconds(self, parameter: str) -> str:
         return f"{parameter} * INTERVAL '1 second'"
 
