@@ -11,7 +11,7 @@ help: ## this list
 
 demo: ## a small pipeline on an embedded PostgreSQL
 	@$(PYTHON) tests/cells.py venv dj2
-	@$(VENV)/dj2/bin/djjobs demo $(ARGS)
+	@DJ_IGNORE_CONFIG_FILE=true $(VENV)/dj2/bin/djjobs demo $(ARGS)
 
 test: ## lint and all tests; choose with ENGINE=postgresql|mysql|mariadb DATAJOINT=2|0 PYTEST_ARGS=...
 	@$(PYTHON) tests/cells.py

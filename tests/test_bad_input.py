@@ -37,11 +37,15 @@ def standing(server: Any) -> Iterator[Lab]:
 
 @pytest.fixture
 def lab(standing: Lab) -> Lab:
-    """Two sessions are waiting, one is ignored, one is made."""
-    standing.start_over(1, 4)
+    """One session is made, one is ignored, one failed, two are waiting; of one only the job is left."""
+    standing.start_over(1, 6)
     standing.Spectrum.schedule_jobs()
     standing.Spectrum.populate("session = 0", reserve_jobs=True)
     standing.Spectrum.ignore_jobs("session = 1")
+    jobs = djjobs.jobs(standing.schema)
+    (failed,) = keys_of(jobs & "status = 'scheduled'" & {f"key.session{as_number(standing)}": 2})
+    jobs.update1({**failed, "status": "error"})
+    (standing.Session & "session = 5").delete_quick()
     return standing
 
 

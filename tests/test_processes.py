@@ -84,7 +84,8 @@ def test_no_process_is_left_and_the_connection_works_afterwards(start: Any) -> N
     connection = Square.Number.connection
     current = "SELECT pg_backend_pid()" if "`" not in Square.full_table_name else "SELECT CONNECTION_ID()"
     assert connection.connection_id == connection.query(current).fetchone()[0]
-    assert Square.populate({"n": 99}, reserve_jobs=True)["success_count"] == 1
+    Square.schedule_jobs(min_scheduling_interval=0)
+    assert Square.populate(reserve_jobs=True)["success_count"] == 1
 
 
 def test_each_child_has_a_connection_and_an_identity_of_its_own(start: Any) -> None:
@@ -380,13 +381,13 @@ def test_a_worker_that_is_told_to_stop_gives_its_jobs_back(
     assert {row["attempt"] for row in rows_of(Square.jobs)} == {0}
 
 
-def test_a_ctrl_c_in_a_terminal_reaches_all_processes_and_gives_the_jobs_back(start: Any, tmp_path: Path) -> None:
-    """A terminal sends SIGINT to the children too."""
-    Square = start(4)
+def test_a_ctrl_c_in_a_terminal_gives_all_jobs_back(start: Any, tmp_path: Path) -> None:
+    """A terminal sends SIGINT to the children too, just when their parent tells them to stop."""
+    Square = start(8)
     Square.jobs
-    with endless(Square, tmp_path / "calls", 2) as worker:
+    with endless(Square, tmp_path / "calls", 5) as worker:
         for process in [psutil.Process(worker.pid), *psutil.Process(worker.pid).children()]:
             process.send_signal(signal.SIGINT)
-        worker.wait(60)
-    assert CallLog(tmp_path / "calls").lines()[2:] == [["raised", "KeyboardInterrupt"], ["reserved", "0"]]
-    assert job_counts(Square) == {"scheduled": 4}
+        worker.wait(20)
+    assert CallLog(tmp_path / "calls").lines()[5:] == [["raised", "KeyboardInterrupt"], ["reserved", "0"]]
+    assert job_counts(Square) == {"scheduled": 8}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import re
 import secrets
@@ -347,6 +348,30 @@ def test_ignored_signals_are_ignored_again(squares: Any) -> None:
         signal.signal(number, signal.SIG_IGN)
     squares(1).populate(reserve_jobs=True)
     assert set(handlers().values()) == {signal.SIG_IGN}
+
+
+@pytest.mark.parametrize("processes", [1, 2])
+def test_processes_that_make_starts_have_the_callers_handlers(squares: Any, processes: int) -> None:
+    """A Pool ends its workers with SIGTERM; one that handles it in Python may miss it and hang."""
+    for number in HANDLED:
+        signal.signal(number, signal.SIG_DFL)
+    context = multiprocessing.get_context("fork")
+
+    def report(answer: Any) -> None:
+        answer.send((handlers(), signal.set_wakeup_fd(-1)))
+
+    def make(self: Any, key: dict[str, Any]) -> None:
+        answer, child_answer = context.Pipe(duplex=False)
+        child = context.Process(target=report, args=(child_answer,))
+        child.start()
+        inside, wakeup = answer.recv()
+        child.join()
+        assert set(inside.values()) == {signal.SIG_DFL}
+        assert wakeup == -1
+        insert_square(self, key)
+
+    Square = squares(2, make)
+    assert Square.populate(reserve_jobs=True, processes=processes)["success_count"] == 2
 
 
 def test_outside_the_main_thread_handlers_are_left_alone(squares: Any, own_handlers: dict[int, Any]) -> None:
