@@ -237,7 +237,9 @@ def key_json(key: dict[str, Any]) -> str:
     def plain(value: Any) -> Any:
         return value.item() if hasattr(value, "item") else str(value)
 
-    return json.dumps(key, default=plain, sort_keys=True, ensure_ascii=False)
+    # In the order of the names that the server's JSON of a key has.
+    ordered = {name: key[name] for name in sorted(key, key=lambda name: (len(name), name))}
+    return json.dumps(ordered, default=plain, ensure_ascii=False)
 
 
 def pack(value: Any) -> bytes:

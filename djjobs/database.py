@@ -18,6 +18,7 @@ from .sql import Engine, engine_for
 __all__ = ["Database", "connected", "explained"]
 
 _TRIES = 10
+_TRIES_TO_CONNECT = 5
 T = TypeVar("T")
 
 
@@ -94,13 +95,20 @@ class Database:
             try:
                 return action()
             except Exception as error:
-                if tried == _TRIES - 1 or not self.is_transient(error):
+                lost = self.is_lost(error)
+                if tried >= (_TRIES_TO_CONNECT if lost else _TRIES) - 1 or not self.is_transient(error):
                     raise
                 time.sleep(random.uniform(0, 0.01 * 2**tried))
+                if lost:
+                    with suppress(Exception):  # the next try says it, if there is still no server
+                        self.start_afresh()
         raise AssertionError("not reached")
 
     def is_transient(self, error: BaseException) -> bool:
-        return isinstance(error, LostConnectionError) or self.engine.is_transient(error)
+        return self.is_lost(error) or self.engine.is_transient(error)
+
+    def is_lost(self, error: BaseException) -> bool:
+        return isinstance(error, LostConnectionError) or self.engine.is_lost(error)
 
     @contextmanager
     def locked(self, name: str) -> Iterator[None]:

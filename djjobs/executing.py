@@ -29,10 +29,7 @@ class Outcome:
     key: dict[str, Any]
     made: bool
     error: Exception | None = None
-
-    @property
-    def message(self) -> str:
-        return describe(self.error) if self.error else ""
+    message: str = ""
 
 
 class Executor:
@@ -88,7 +85,7 @@ class Executor:
                 self._finisher.failed(job, describe(error), "".join(traceback.format_exception(error)), duration)
             except LeaseLost as lost:
                 error = lost
-        return Outcome(job.key, made=False, error=error)
+        return Outcome(job.key, made=False, error=error, message=describe(error))
 
 
 def describe(error: BaseException) -> str:

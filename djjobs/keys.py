@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import re
 import uuid
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 from datajoint.errors import DataJointError
@@ -86,8 +87,14 @@ class Keys:
             raise DjJobsError(
                 f"{self.label} is restricted. Call the method on the table itself and pass the conditions as arguments."
             )
-        try:
+        with self._understood():
             return self.table._jobs_to_do(tuple(self._on_keys))
+
+    @contextmanager
+    def _understood(self) -> Iterator[None]:
+        """Name the table in what DataJoint says of its key_source or of a restriction."""
+        try:
+            yield
         except DjJobsError:
             raise
         except (DataJointError, TypeError) as error:
@@ -111,9 +118,7 @@ class Keys:
         return sql
 
     def json_sql(self, alias: str) -> str:
-        return self.engine.json_object(
-            {name: (self._column(alias, name), self._kinds[name]) for name in self.attributes}
-        )
+        return self.engine.json_text({name: (self._column(alias, name), self._kinds[name]) for name in self.attributes})
 
     def _column(self, alias: str, name: str) -> str:
         """A key attribute, in the target's type: a key_source may compute it in another, and hash differently."""
@@ -150,7 +155,7 @@ class Keys:
 
     @property
     def order_sql(self) -> str:
-        return ", ".join(f"source.{self._quote(name)}" for name in self.attributes) or "1"
+        return ", ".join(f"todo.{self._quote(name)}" for name in self.attributes) or "1"
 
     def held_sql(self, jobs: Any, restrictions: tuple[Any, ...]) -> str:
         """The hashes of the jobs whose own key fits the restrictions, whatever key_source says."""
@@ -163,7 +168,8 @@ class Keys:
             if _is_about_jobs(restriction):
                 jobs = jobs & restriction.proj()
             else:
-                held = held & restriction
+                with self._understood():
+                    held = held & restriction
         return f"{_hashes_sql(jobs)} WHERE key_hash IN ({_hashes_sql(held)})"
 
     # -- back ---------------------------------------------------------------------------------------

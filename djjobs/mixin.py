@@ -237,8 +237,18 @@ class JobsMixin:
         return explained(self.connection, table_label(self), doing)  # type: ignore[attr-defined]
 
     def _queue_and_keys(self, restrictions: tuple[Any, ...]) -> tuple[Queue, Keys]:
-        queue = Queue.of(self.connection, self.database)  # type: ignore[attr-defined]
-        return queue, Keys(self, restrictions, queue.engine)
+        connection, database = self.connection, self.database  # type: ignore[attr-defined]
+        if connection.in_transaction:
+            raise DjJobsError(
+                f"The queue of {table_label(self)} cannot be used inside a transaction, which it would commit. "
+                "End the transaction first, or call the method outside its `with` block and outside make()."
+            )
+        queue = Queue.of(connection, database)
+        try:
+            return queue, Keys(self, restrictions, queue.engine)
+        except DjJobsError:
+            queue.insist_on_write_access(table_label(self))
+            raise
 
     def _schedule(
         self,

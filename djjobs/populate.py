@@ -29,11 +29,6 @@ def populate(queue: Queue, keys: Keys, options: Options, schedule: Callable[[], 
         Called before the work, and again when somebody else's scheduling came to nothing.
     """
     table, results = keys.table, Results()
-    if table.connection.in_transaction:
-        raise DjJobsError(
-            f"{keys.label} cannot be populated inside a transaction. "
-            "End the transaction first, or call populate outside its `with` block."
-        )
     processes = options.processes or mp.cpu_count()
     if processes > 1 and "fork" not in mp.get_all_start_methods():
         raise DjJobsError(

@@ -9,9 +9,9 @@ from __future__ import annotations
 import os
 import pickle
 import signal
-import threading
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import replace
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
@@ -19,7 +19,7 @@ from .errors import DjJobsError
 from .executing import Outcome
 from .keys import Keys
 from .queue import Queue
-from .stopping import Stop
+from .stopping import Stop, start_thread
 from .working import MakeFailed
 
 __all__ = ["work_in_processes"]
@@ -50,7 +50,9 @@ def work_in_processes(
     """
     # An open connection must not be inherited: two processes would read each other's answers.
     queue.db.connection.close()
-    children = [_Child(context, queue, work) for _ in range(count)]
+    children: list[_Child] = []
+    for _ in range(count):
+        children.append(_Child(context, queue, work, [end for child in children for end in child.ends]))
     try:
         queue.db.start_afresh()
         with Stop() as signals, signals.interruptible():
@@ -70,11 +72,13 @@ def work_in_processes(
 class _Child:
     """A child process and the two pipes to it: what it reports, and whether the parent still lives."""
 
-    def __init__(self, context: Any, queue: Queue, work: Work) -> None:
+    def __init__(self, context: Any, queue: Queue, work: Work, of_siblings: list[Connection]) -> None:
         self.reports, child_reports = context.Pipe(duplex=False)
         child_lifeline, self._lifeline = context.Pipe(duplex=False)
+        self.ends = [self.reports, self._lifeline]
+        not_its_own = [*of_siblings, *self.ends]
         self.process = context.Process(
-            target=_run_child, args=(queue, work, child_reports, child_lifeline, self._lifeline), daemon=False
+            target=_run_child, args=(queue, work, child_reports, child_lifeline, not_its_own), daemon=False
         )
         self.process.start()
         child_reports.close()
@@ -86,18 +90,22 @@ class _Child:
 
 
 def _listen(children: list[_Child], report: Callable[[Outcome], None]) -> None:
-    open_reports = [child.reports for child in children]
-    while open_reports:
-        for ready in wait(open_reports):
+    talking = {child.reports: child for child in children}
+    while talking:
+        # A process that make() started may hold a dead child's end of the pipe open, so the end is not waited for.
+        gone = [reports for reports, child in talking.items() if child.process.exitcode is not None]
+        for ready in {*wait(list(talking), timeout=0.5), *gone}:
             assert isinstance(ready, Connection)
             try:
-                message = ready.recv()
+                message = ready.recv() if ready not in gone or ready.poll() else None
             except EOFError:
-                open_reports.remove(ready)
-                continue
-            if isinstance(message, BaseException):
+                message = None
+            if message is None:
+                del talking[ready]
+            elif isinstance(message, BaseException):
                 raise message
-            report(message)
+            else:
+                report(message)
 
 
 def _insist_on_clean_exits(keys: Keys, children: list[_Child]) -> None:
@@ -114,8 +122,11 @@ def _exit_story(code: int | None) -> str:
     return f"signal {signal.Signals(-code).name}" if code is not None and code < 0 else f"exit code {code}"
 
 
-def _run_child(queue: Queue, work: Work, reports: Connection, lifeline: Connection, parents_end: Connection) -> None:
-    parents_end.close()
+def _run_child(
+    queue: Queue, work: Work, reports: Connection, lifeline: Connection, not_its_own: list[Connection]
+) -> None:
+    for end in not_its_own:
+        end.close()
     _end_with_parent(lifeline)
     queue.db.start_afresh()
     try:
@@ -141,13 +152,13 @@ def _end_with_parent(lifeline: Connection) -> None:
             lifeline.recv()
         os.kill(os.getpid(), signal.SIGTERM)
 
-    threading.Thread(target=watch, daemon=True).start()
+    start_thread(watch)
 
 
 def _picklable(outcome: Outcome) -> Outcome:
     if outcome.error is None:
         return outcome
-    return Outcome(outcome.key, outcome.made, _picklable_error(outcome.error))
+    return replace(outcome, error=_picklable_error(outcome.error))
 
 
 def _picklable_error(error: Exception) -> Exception:

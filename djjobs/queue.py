@@ -6,7 +6,7 @@ import os
 import platform
 from typing import Any
 
-from .compat import datajoint_api
+from .compat import AccessError, datajoint_api
 from .database import Database, explained
 from .errors import DjJobsError
 from .tables import JSON_COLUMNS, UNFINISHED_MARK, VERSION_MARK, JobControl, Jobs, job_columns
@@ -38,12 +38,12 @@ class Queue:
         """The queue of a schema, declared if it is not there yet."""
         # DataJoint's connections compare by value and cannot be keys of a dictionary.
         queues = connection.__dict__.setdefault("_djjobs_queues", {})
-        queue = queues.get(database)
-        if queue is None or not queue.jobs.is_declared:
-            queue = cls(connection, database)
-            with explained(connection, f"`{database}`.`~jobs`", "use the queue"):
-                queue._find_or_declare()
-            queues[database] = queue
+        queue = queues.get(database) or cls(connection, database)
+        with explained(connection, f"`{database}`.`~jobs`", "use the queue"):
+            if database not in queues or not queue.db.retry(lambda: queue.jobs.is_declared):
+                queue = cls(connection, database)
+                queue.db.retry(queue._find_or_declare)
+        queues[database] = queue
         return queue
 
     def _find_or_declare(self) -> None:
@@ -84,6 +84,12 @@ class Queue:
             f"{name} is of a version that this djjobs does not know ({_comment(self.jobs)!r}). Nothing was changed. "
             "Install the djjobs that made it, or rename the table and let djjobs make a new one."
         )
+
+    def insist_on_write_access(self, label: str) -> None:
+        """Raise if the user may only look."""
+        may_write = self.engine.may_write
+        if may_write and not self.db.execute(may_write, jobs=self.jobs.full_table_name).fetchone()[0]:
+            raise AccessError(f"no INSERT and UPDATE on the queue of {label}")
 
     # -- statements ---------------------------------------------------------------------------------
 

@@ -60,15 +60,20 @@ def insert_new(queue: Queue, keys: Keys, status: str, priority: int, due_time: D
         engine.schedule_new,
         source=keys.source_sql,
         target=keys.target.full_table_name,
+        queued_here=engine.these_queued if keys.restricted else engine.all_queued,
         same_key=keys.same_key_sql,
-        json=keys.json_sql("source"),
+        json=engine.json(keys.json_sql("todo")),
         hash=keys.hash_sql("source"),
         status=f"'{status}'",
         due=due,
         turn=turn,
-        microseconds=engine.microseconds(engine.place(keys.order_sql)),
+        microseconds=engine.microseconds(f"ROW_NUMBER() OVER (ORDER BY {keys.order_sql})"),
     )
-    parameters = {"table": keys.table.table_name, "priority": priority, "due_time": _due_parameter(due_time)}
+    parameters = {
+        "table": keys.table.table_name,
+        "priority": priority,
+        "due_time": _due_parameter(due_time, keys.label),
+    }
     return queue.db.change(sql, **parameters, **queue.signature())
 
 
@@ -76,7 +81,7 @@ def put_back(queue: Queue, keys: Keys, statuses: tuple[str, ...], due_time: DueT
     """Make jobs of these statuses `scheduled` again, keeping what they tell of earlier attempts."""
     due, turn = _due_and_turn(queue, due_time, "priority")
     changes = queue.sql(queue.engine.put_back, due=due, turn=turn)
-    return _change(queue, keys, changes, statuses, keys.chosen_sql, due_time=_due_parameter(due_time))
+    return _change(queue, keys, changes, statuses, keys.chosen_sql, due_time=_due_parameter(due_time, keys.label))
 
 
 def put_back_unmade(queue: Queue, keys: Keys) -> int:
@@ -109,14 +114,14 @@ def _due_and_turn(queue: Queue, due_time: DueTime, priority: str) -> tuple[str, 
     return due, f"CASE WHEN {due} <= {engine.now} THEN {priority} END"
 
 
-def _due_parameter(due_time: DueTime) -> Any:
+def _due_parameter(due_time: DueTime, label: str) -> Any:
     if due_time is None:
         return None
     if isinstance(due_time, datetime.timedelta):
         return due_time.total_seconds()
     if not isinstance(due_time, datetime.datetime) or due_time.tzinfo is None:
         raise DjJobsError(
-            f"due_time must be a timedelta or a datetime with a time zone, not {due_time!r}: "
+            f"due_time for {label} must be a timedelta or a datetime with a time zone, not {due_time!r}: "
             "for example timedelta(hours=2)."
         )
     return due_time.astimezone(datetime.timezone.utc).replace(tzinfo=None)
@@ -142,6 +147,8 @@ def _turn_to_schedule(queue: Queue, table_name: str, scope: str, interval: float
     try:
         yield True
     except BaseException:
+        # A scheduling that failed was no scheduling: the next one need not wait, and a new scope is forgotten.
+        queue.change(engine.forget_scope, **parameters)
         queue.change(engine.abandon_scheduling, **parameters)
         raise
     queue.change(engine.end_scheduling, **parameters)
@@ -158,7 +165,7 @@ def _begin(queue: Queue, scope: str, parameters: dict[str, Any], interval: float
         queue.change(engine.add_scope, table=table_name, scope=scope)
         if scope == _ALL and engine.rehash_legacy_rows:
             # The table's first scheduling ever: jobs that DataJoint itself recorded become ours.
-            queue.db.change(queue.sql(engine.rehash_legacy_rows, hash=engine.hash(engine.key)), table=table_name)
+            queue.db.change(queue.sql(engine.rehash_legacy_rows, hash=engine.hash(engine.stored_key)), table=table_name)
     if is_scheduled and interval:
         return False
     begin = queue.sql(engine.begin_scheduling, mark=engine.seconds("%(mark)s"), interval=engine.seconds("%(interval)s"))

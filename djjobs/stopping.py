@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from types import FrameType, TracebackType
 from typing import Any
 
-__all__ = ["Stop"]
+__all__ = ["Stop", "start_thread"]
 
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
@@ -39,12 +39,15 @@ class Stop:
         self._interrupt = interrupt
         self._previous: dict[int, Any] = {}
         self._alarm: _Alarm | None = None
+        self._outer: Stop | None = None
 
     def __enter__(self) -> Stop:
+        global _active
         if threading.current_thread() is threading.main_thread():
             if self._interrupt is not None:
                 self._alarm = _Alarm(self._ring)
             self._previous = {number: signal.signal(number, self._handle) for number in _SIGNALS}
+            self._outer, _active = _active, self
         return self
 
     def _ring(self, number: int) -> None:
@@ -54,11 +57,18 @@ class Stop:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        global _active
+        if not self._previous:
+            return
+        self._restore_handlers()
+        _active = self._outer
+        if self._alarm is not None:
+            self._alarm.close()
+
+    def _restore_handlers(self) -> None:
         for number, handler in self._previous.items():
             # None: the handler was not set from Python and cannot be set again from there.
             signal.signal(number, signal.SIG_DFL if handler is None else handler)
-        if self._alarm is not None:
-            self._alarm.close()
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
         self.requested = number
@@ -87,6 +97,30 @@ class Stop:
             time.sleep(seconds)
 
 
+_active: Stop | None = None
+
+
+def _forget_in_child() -> None:
+    """A process that make() forks is not ours: it gets the caller's handlers, and a Pool can end it."""
+    global _active
+    while _active is not None:
+        signal.set_wakeup_fd(-1)
+        _active._restore_handlers()
+        _active = _active._outer
+
+
+os.register_at_fork(after_in_child=_forget_in_child)
+
+
+def start_thread(target: Callable[..., None], *arguments: Any) -> None:
+    """Start a thread that leaves the signals to the main thread, which alone can act on them."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
+    try:
+        threading.Thread(target=target, args=arguments, daemon=True).start()
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
 class _Alarm:
     """Hears of signals in a thread of its own, at once, while the main thread sits in a driver's C code."""
 
@@ -94,7 +128,7 @@ class _Alarm:
         self._reader, self._writer = socket.socketpair()
         self._writer.setblocking(False)
         self._previous = signal.set_wakeup_fd(self._writer.fileno(), warn_on_full_buffer=False)
-        threading.Thread(target=self._listen, args=(ring,), daemon=True).start()
+        start_thread(self._listen, ring)
 
     def _listen(self, ring: Callable[[int], None]) -> None:
         with self._reader:

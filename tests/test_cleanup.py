@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from helpers import wait_for
-from pipelines import Lab, computed, forked, job_counts, keys_of, rows_of, standing_lab, statements_of
+from pipelines import Lab, computed, forked, job_counts, rows_of, standing_lab, statements_of
 
 import djjobs
 from djjobs import DjJobsError
@@ -35,14 +35,6 @@ def claim(lab: Lab, *restrictions: Any) -> list[Job]:
     """Take jobs as a worker does, which then has them until it ends."""
     queue = Queue.of(lab.schema.connection, lab.schema.database)
     return Claims(queue, Keys(lab.Spectrum(), restrictions, queue.engine)).take(100)
-
-
-def set_status(lab: Lab, status: str, *restrictions: Any) -> None:
-    jobs = djjobs.jobs(lab.schema)
-    for restriction in restrictions:
-        jobs = jobs & restriction
-    for key in keys_of(jobs):
-        djjobs.jobs(lab.schema).update1({**key, "status": status})
 
 
 def left(lab: Lab) -> set[tuple[str, int]]:
@@ -81,7 +73,7 @@ def test_a_success_stays_when_its_key_left_key_source_but_its_result_is_there(
 
 @pytest.mark.parametrize("status", ["scheduled", "error", "ignore", "cancelled"])
 def test_an_unfinished_job_goes_when_its_key_has_left_key_source(lab: Lab, status: str) -> None:
-    set_status(lab, status)
+    lab.set_status(status)
     (lab.Session & {"subject": "m1"}).delete_quick()
     assert lab.Spectrum.cleanup_jobs() == {**NOTHING, "orphaned_incomplete": 4}
     assert left(lab) == sessions_of("m0", "m2")
@@ -195,7 +187,7 @@ def test_only_jobs_that_may_change_do(lab: Lab, method: str) -> None:
     lab.start_over(6, 1).Spectrum.schedule_jobs()
     statuses = ["scheduled", "reserved", "error", "ignore", "success", "cancelled"]
     for number, status in enumerate(statuses):
-        set_status(lab, status, {"key.subject": f"m{number}"})
+        lab.set_status(status, subject=f"m{number}")
     changed, new = CHANGES[method]
     assert getattr(lab.Spectrum, method)(True) == len(changed)
     found = {row["key"]["subject"]: row["status"] for row in rows_of(lab.Spectrum.jobs)}

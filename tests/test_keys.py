@@ -26,7 +26,7 @@ from djjobs.queue import Queue
 
 POSTGRESQL = ENGINE == "postgresql"
 #: Each is a batch of keys, since an example costs round trips. More of them: DJJOBS_TEST_EXAMPLES=200
-EXAMPLES = int(os.environ.get("DJJOBS_TEST_EXAMPLES", 8))
+EXAMPLES = int(os.environ.get("DJJOBS_TEST_EXAMPLES", 5))
 
 
 def property_of_keys(test: Any) -> Any:

@@ -5,8 +5,11 @@ from __future__ import annotations
 import datetime
 import os
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import datajoint as dj
@@ -58,13 +61,6 @@ def values(keys: list[dict[str, Any]]) -> list[tuple[Any, ...]]:
     return sorted(tuple(value for _, value in sorted(key.items())) for key in keys)
 
 
-def set_status(lab: Lab, status: str, subject: str) -> None:
-    """Give a subject's jobs a status by hand, as if a worker had."""
-    jobs = djjobs.jobs(lab.schema)
-    for key in keys_of(jobs & {"key.subject": subject}):
-        jobs.update1({**key, "status": status})
-
-
 def age_scheduling(lab: Lab, seconds: float) -> None:
     """Let so many seconds go by since every scheduling, without waiting for them."""
     for row in rows_of(lab.control):
@@ -106,7 +102,7 @@ def test_scheduling_works_on_the_class_and_on_an_instance(lab: Lab) -> None:
 @pytest.mark.parametrize("status", ["scheduled", "reserved", "success", "error", "ignore", "cancelled"])
 def test_only_force_puts_jobs_back_and_only_some(lab: Lab, status: str, force: bool) -> None:
     lab.Spectrum.schedule_jobs()
-    set_status(lab, status, "m0")
+    lab.set_status(status, subject="m0")
     run = lab.Spectrum.schedule_jobs(min_scheduling_interval=0, force=force)
     if force and status in ("error", "ignore", "cancelled"):
         assert int(run) == 4
@@ -191,6 +187,22 @@ def test_a_fraction_of_a_second_is_an_interval_too(lab: Lab) -> None:
     assert not lab.Spectrum.schedule_jobs(min_scheduling_interval=999.5).rate_limited
 
 
+def test_settings_come_from_the_environment() -> None:
+    code = "import datajoint as dj, djjobs; print(djjobs.settings, dj.config['min_scheduling_interval'])"
+    values = {"DJJOBS_MIN_SCHEDULING_INTERVAL": "7.5", "DJJOBS_SCHEDULING_TIMEOUT": "3"}
+    root = str(Path(djjobs.__file__).parents[1])
+    child = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", code],
+        env={**os.environ, "PYTHONPATH": root, **values},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert "min_scheduling_interval=7.5" in child.stdout
+    assert "scheduling_timeout=3.0" in child.stdout
+    assert child.stdout.split()[-1] == "7.5"
+
+
 def test_a_scheduling_of_everything_covers_one_of_a_part(lab: Lab) -> None:
     lab.Spectrum.schedule_jobs()
     lab.Session.insert([{"subject": "m0", "session": 99}])
@@ -240,7 +252,7 @@ def test_one_statement_schedules_any_number_of_keys(lab: Lab) -> None:
 
     few, many = cost(2), cost(3000)
     assert len(many) == len(few)
-    assert len([sql for sql in many if "INSERT INTO" in sql and "~jobs" in sql and "SELECT" in sql]) == 1
+    assert len([sql for sql in many if sql.lstrip().startswith("INSERT") and "~jobs" in sql and "SELECT" in sql]) == 1
     assert len(lab.Spectrum.jobs) == 3000
 
 
@@ -425,11 +437,21 @@ def test_key_source_as_a_union(lab: Lab, variant: Any) -> None:
     run_through(table, keys_of(lab.Session & "session in (0, 3)"))
 
 
-@pytest.mark.parametrize("expression", ["FLOOR(session / 2)", "session / 2 * 2", "session * 2"])
-def test_key_source_that_computes_a_key_attribute(lab: Lab, variant: Any, expression: str) -> None:
+@pytest.mark.parametrize(
+    "expression, kind",
+    [
+        ("FLOOR(session / 2)", INT),
+        ("session / 2 * 2", INT),
+        ("session * 2", INT),
+        ("session * 1.50", "decimal(8,4)"),
+        ("session_date", "datetime(6)"),
+        ("subject", "char(16)"),
+    ],
+)
+def test_key_source_whose_types_are_not_those_of_the_target(lab: Lab, variant: Any, expression: str, kind: str) -> None:
     """Whatever type the server computes in, the job is that of the row in the target."""
     source = property(lambda self: dj.U("block") & lab.Session.proj(block=expression))
-    table = variant(f"block : {INT}", key_source=source)
+    table = variant(f"block : {kind}", key_source=source)
     count = len(table().key_source)
     assert int(table.schedule_jobs()) == count
     assert table.populate(reserve_jobs=True)["success_count"] == count
@@ -475,7 +497,7 @@ def test_workers_that_start_together_cause_one_scheduling_and_none_goes_home_wit
     def worker(number: int) -> tuple[int, int]:
         with statements_of(lab.schema.connection) as statements:
             done = lab.Spectrum.populate(reserve_jobs=True, max_calls=2)
-        evaluations = [sql for sql in statements if "INSERT INTO" in sql and "~jobs" in sql and "SLEEP" in sql.upper()]
+        evaluations = [sql for sql in statements if sql.lstrip().startswith("INSERT") and "~jobs" in sql and "SLEEP" in sql.upper()]
         return done["success_count"], len(evaluations)
 
     results = in_processes(lab.schema, WORKERS, worker)
@@ -519,8 +541,6 @@ def test_a_scheduler_that_dies_does_not_block_who_schedules_without_an_interval(
 
 def test_two_that_schedule_without_an_interval_do_not_trip_over_each_other(lab: Lab) -> None:
     lab.start_over(1, 300)
-    scheduled = in_processes(
-        lab.schema, 6, lambda number: int(lab.Spectrum.schedule_jobs(min_scheduling_interval=0))
-    )
+    scheduled = in_processes(lab.schema, 6, lambda number: int(lab.Spectrum.schedule_jobs(min_scheduling_interval=0)))
     assert sum(scheduled) == 300
     assert job_counts(lab.Spectrum) == {"scheduled": 300}

@@ -358,15 +358,16 @@ def test_processes_that_make_starts_have_the_callers_handlers(squares: Any, proc
     context = multiprocessing.get_context("fork")
 
     def report(answer: Any) -> None:
-        answer.send((handlers(), signal.set_wakeup_fd(-1)))
+        answer.send(([str(handler) for handler in handlers().values()], signal.set_wakeup_fd(-1)))
 
     def make(self: Any, key: dict[str, Any]) -> None:
         answer, child_answer = context.Pipe(duplex=False)
         child = context.Process(target=report, args=(child_answer,))
         child.start()
+        child_answer.close()
         inside, wakeup = answer.recv()
         child.join()
-        assert set(inside.values()) == {signal.SIG_DFL}
+        assert set(inside) == {str(signal.SIG_DFL)}
         assert wakeup == -1
         insert_square(self, key)
 

@@ -25,8 +25,14 @@ class Engine(ABC):
     unicode: ClassVar[str] = ""
     use_order_index: ClassVar[str] = ""
     use_hash_index: ClassVar[str] = ""
+    #: Which jobs of the queue keys are compared with: one by one, and all at once.
+    these_queued: ClassVar[str] = "queued.table_name = %(table)s"
+    all_queued: ClassVar[str] = these_queued
+    hint: ClassVar[str] = ""
 
     own_connection_id: ClassVar[str]
+    #: Whether the user may write the queue, where a user who may not does not even see what DataJoint looks for.
+    may_write: ClassVar[str] = ""
     #: Whether the driver keeps signals waiting while it waits for the server.
     defers_signals: ClassVar[bool] = False
 
@@ -34,15 +40,19 @@ class Engine(ABC):
 
     #: Insert every key of key_source that is neither in the target nor in the queue. The moment a
     #: job is due also gives its place in line, so each row is due a microsecond after the last.
+    #: The LIMIT keeps each hash from being computed anew wherever it is used. The last ORDER BY has all keys
+    #: found before the first is inserted: PostgreSQL might else search the growing queue for each of them.
     schedule_new = """
-        INSERT INTO {jobs} (table_name, key_hash, status, {key}, {user}, host, pid, connection_id,
+        INSERT {hint}INTO {jobs} (table_name, key_hash, status, {key}, {user}, host, pid, connection_id,
                             timestamp, priority, turn, due_time, created_time)
-        SELECT %(table)s, {hash}, {status}, {json}, %(user)s, %(host)s, %(pid)s, %(connection_id)s,
+        SELECT %(table)s, todo._hash, {status}, {json}, %(user)s, %(host)s, %(pid)s, %(connection_id)s,
                {now}, %(priority)s, {turn}, {due} + {microseconds}, {now}
-        FROM ({source}) AS source
-        WHERE NOT EXISTS (SELECT 1 FROM {target} AS target WHERE {same_key})
-          AND NOT EXISTS (SELECT 1 FROM {jobs} AS queued
-                          WHERE queued.table_name = %(table)s AND queued.key_hash = {hash})
+        FROM (SELECT {hash} AS _hash, source.* FROM ({source}) AS source
+              WHERE NOT EXISTS (SELECT 1 FROM {target} AS target WHERE {same_key})
+              LIMIT 9223372036854775807) AS todo
+        WHERE NOT EXISTS (SELECT 1 FROM {jobs} AS queued
+                          WHERE {queued_here} AND queued.key_hash = todo._hash)
+        ORDER BY todo._hash
         {or_skip}"""
 
     #: Take the right to schedule this scope of a table; the row count says who got it.
@@ -57,7 +67,10 @@ class Engine(ABC):
         UPDATE {control} SET scheduling_until = NULL, scheduling_by = NULL, last_scheduled = {now}
         WHERE table_name = %(table)s AND scope = %(scope)s AND scheduling_by = %(worker)s"""
 
-    #: A scheduling that failed was no scheduling: the next one need not wait.
+    forget_scope = """
+        DELETE FROM {control}
+        WHERE table_name = %(table)s AND scope = %(scope)s AND scheduling_by = %(worker)s AND last_scheduled IS NULL"""
+
     abandon_scheduling = """
         UPDATE {control} SET scheduling_until = NULL, scheduling_by = NULL
         WHERE table_name = %(table)s AND scope = %(scope)s AND scheduling_by = %(worker)s"""
@@ -210,6 +223,8 @@ class Engine(ABC):
     legacy_keys: ClassVar[str]
     store_json_key: ClassVar[str]
     replace_legacy_columns: ClassVar[str]
+    #: The stored JSON of a key, as the text that is hashed.
+    stored_key: ClassVar[str] = ""
     #: Legacy rows have a hash of DataJoint's own; a table that gets the mixin takes them over.
     rehash_legacy_rows: ClassVar[str] = ""
 
@@ -224,16 +239,16 @@ class Engine(ABC):
         """An interval of so many microseconds."""
 
     @abstractmethod
-    def place(self, order: str) -> str:
-        """The number of a row among those selected."""
-
-    @abstractmethod
     def moment(self, parameter: str) -> str:
         """A UTC time given as a parameter."""
 
     @abstractmethod
-    def json_object(self, columns: dict[str, tuple[str, str]]) -> str:
-        """The JSON object of these columns, given as name -> (SQL, kind)."""
+    def json_text(self, columns: dict[str, tuple[str, str]]) -> str:
+        """The JSON object of these columns, given as name -> (SQL, kind), as text."""
+
+    @abstractmethod
+    def json(self, text: str) -> str:
+        """A JSON text, to be stored as JSON."""
 
     @abstractmethod
     def in_type(self, column: str, kind: str, type_: str) -> str:
@@ -262,12 +277,16 @@ class Engine(ABC):
         """Whether the same transaction may well succeed when tried again."""
 
     @abstractmethod
+    def is_lost(self, error: BaseException) -> bool:
+        """Whether the connection is gone, so that only a new one will do."""
+
+    @abstractmethod
     def diagnose(self, error: BaseException) -> str | None:
         """'access', 'credentials', 'query' or 'unreachable', if the error is one of these."""
 
     def render(self, statement: str, **parts: str) -> str:
         """Fill a statement's template."""
-        own = ("now", "key", "user", "or_skip", "use_order_index", "use_hash_index")
+        own = ("now", "key", "user", "or_skip", "hint", "use_order_index", "use_hash_index")
         return statement.format(**{**{name: getattr(self, name) for name in own}, **parts})
 
     #: Ends an INSERT that leaves rows alone which are already there.

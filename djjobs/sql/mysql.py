@@ -41,6 +41,9 @@ class MySQL(Engine):
             COMMENT = '{comment}'"""
     # Both indexes fit the WHERE clause; the optimizer must not pick the other one and sort.
     use_order_index = "FORCE INDEX (claim_in_order)"
+    # MySQL builds a hash table of the queue, in memory, if no index fits. MariaDB cannot and needs the index.
+    all_queued = "queued.table_name IN (%(table)s, '') /*M! AND queued.table_name = %(table)s */"
+    hint = "/*+ SET_VAR(join_buffer_size=33554432) */ "
     use_hash_index = "FORCE INDEX (claim_at_random)"
 
     change_chosen = """
@@ -61,6 +64,7 @@ class MySQL(Engine):
             ADD INDEX claim_at_random (table_name, status, turn, key_hash),
             ADD INDEX (run_id),
             COMMENT = '{comment}'"""
+    stored_key = "CAST(`key` AS CHAR CHARACTER SET utf8mb4)"
     rehash_legacy_rows = """
         UPDATE IGNORE {jobs} SET key_hash = {hash}, created_time = {now}
         WHERE table_name = %(table)s AND created_time IS NULL AND {key} IS NOT NULL"""
@@ -71,28 +75,30 @@ class MySQL(Engine):
     def microseconds(self, count: str) -> str:
         return f"INTERVAL {count} MICROSECOND"
 
-    def place(self, order: str) -> str:
-        return f"ROW_NUMBER() OVER (ORDER BY {order})"
-
     def moment(self, parameter: str) -> str:
         return f"CAST({parameter} AS DATETIME(6))"
 
-    def json_object(self, columns: dict[str, tuple[str, str]]) -> str:
-        pairs = [f"'{name}', {self._to_json(*columns[name])}" for name in sorted(columns)]
-        return f"JSON_OBJECT({', '.join(pairs)})"
+    def json_text(self, columns: dict[str, tuple[str, str]]) -> str:
+        # By hand it takes a third of the time of JSON_OBJECT; the names are in MySQL's own order.
+        names = sorted(columns, key=lambda name: (len(name), name))
+        parts = [f"\"{name}\": ', {self._to_json(*columns[name])}, '" for name in names]
+        return f"CONCAT('{{{', '.join(parts)}}}')"
+
+    def json(self, text: str) -> str:
+        return text
 
     @staticmethod
     def _to_json(column: str, kind: str) -> str:
         if kind == "int":
             return column
         if kind == "text":
-            return f"CONVERT({column} USING utf8mb4)"
+            return f"JSON_QUOTE(CONVERT({column} USING utf8mb4))"
+        text = f"CAST({column} AS CHAR)"
         if kind == "uuid":
             text = f"LOWER(HEX({column}))"
             for position in (9, 14, 19, 24):
                 text = f"INSERT({text}, {position}, 0, '-')"
-            return text
-        return f"CAST({column} AS CHAR)"
+        return f"'\"', {text}, '\"'"
 
     def in_type(self, column: str, kind: str, type_: str) -> str:
         precision = re.search(r"\(.*\)", type_)
@@ -108,7 +114,7 @@ class MySQL(Engine):
 
     def hash(self, json: str) -> str:
         # As ascii, like the column: compared in another character set it would find no index.
-        return f"CONVERT(LEFT(SHA2(CAST({json} AS CHAR CHARACTER SET utf8mb4), 256), 32) USING ascii)"
+        return f"CONVERT(LEFT(SHA2({json}, 256), 32) USING ascii)"
 
     def from_json(self, json: str, name: str, kind: str) -> str:
         text = f"JSON_UNQUOTE(JSON_EXTRACT({json}, '$.{name}'))"
@@ -132,7 +138,10 @@ class MySQL(Engine):
         return f"SELECT GET_LOCK('{name[:64]}', 60)", f"SELECT RELEASE_LOCK('{name[:64]}')"
 
     def is_transient(self, error: BaseException) -> bool:
-        return isinstance(error, pymysql.MySQLError) and _code(error) in {_DEADLOCK, _LOCK_TIMEOUT} | _LOST
+        return isinstance(error, pymysql.MySQLError) and _code(error) in {_DEADLOCK, _LOCK_TIMEOUT}
+
+    def is_lost(self, error: BaseException) -> bool:
+        return isinstance(error, pymysql.MySQLError) and _code(error) in _LOST
 
     def diagnose(self, error: BaseException) -> str | None:
         if not isinstance(error, pymysql.MySQLError):

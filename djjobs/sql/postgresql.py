@@ -7,7 +7,8 @@ from typing import Any
 
 from .engine import Engine
 
-_TRANSIENT = {"40001", "40P01", "55P03", "57P01", "57P02", "57P03", "08000", "08003", "08006"}
+_TRANSIENT = {"40001", "40P01", "55P03"}
+_LOST = {"57P01", "57P02", "57P03", "08000", "08003", "08006"}
 _CREDENTIALS = {"28P01", "28000"}
 
 
@@ -18,6 +19,7 @@ class PostgreSQL(Engine):
     user = '"user"'
     or_skip = "ON CONFLICT DO NOTHING"
     defers_signals = True
+    may_write = "SELECT has_table_privilege(%(jobs)s, 'INSERT') AND has_table_privilege(%(jobs)s, 'UPDATE')"
     own_connection_id = "SELECT pg_backend_pid()"
     after_declare = "COMMENT ON TABLE {jobs} IS '{comment}'"
     begin = ("BEGIN ISOLATION LEVEL READ COMMITTED",)
@@ -32,23 +34,24 @@ class PostgreSQL(Engine):
     def microseconds(self, count: str) -> str:
         return f"{count} * INTERVAL '1 microsecond'"
 
-    def place(self, order: str) -> str:
-        # Counting them makes PostgreSQL find all keys before it inserts the first. It would otherwise, if it takes
-        # the queue to be empty, search the rows that it is just inserting, for every key anew.
-        return f"(ROW_NUMBER() OVER (ORDER BY {order}) + 0 * COUNT(*) OVER ())"
-
     def moment(self, parameter: str) -> str:
         return f"CAST({parameter} AS timestamp)"
 
-    def json_object(self, columns: dict[str, tuple[str, str]]) -> str:
-        pairs = [f"'{name}', {self._to_json(*columns[name])}" for name in sorted(columns)]
-        # As json it need not be parsed to be hashed.
-        return f"json_build_object({', '.join(pairs)})"
+    def json_text(self, columns: dict[str, tuple[str, str]]) -> str:
+        # By hand it takes half the time of json_build_object; the names are in jsonb's own order.
+        names = sorted(columns, key=lambda name: (len(name), name))
+        parts = [f"\"{name}\": ' || {self._to_json(*columns[name])} || '" for name in names]
+        return f"('{{{', '.join(parts)}}}')"
+
+    def json(self, text: str) -> str:
+        return f"{text}::jsonb"
 
     @staticmethod
     def _to_json(column: str, kind: str) -> str:
-        # A cast of char(n) to text would drop the padding that the driver returns.
-        return column if kind in ("int", "bool", "text") else f"{column}::text"
+        if kind == "text":
+            # A cast of char(n) to text would drop the padding that the driver returns.
+            return f"to_json({column})::text"
+        return f"{column}::text" if kind in ("int", "bool") else f"'\"' || {column}::text || '\"'"
 
     def in_type(self, column: str, kind: str, type_: str) -> str:
         # An enum is text to JSON, whatever its type is called.
@@ -56,7 +59,7 @@ class PostgreSQL(Engine):
 
     def hash(self, json: str) -> str:
         # As char, like the column: compared with text it would find no index.
-        return f"left(encode(sha256(convert_to(({json})::text, 'UTF8')), 'hex'), 32)::char(32)"
+        return f"encode(substr(sha256(convert_to({json}, 'UTF8')), 1, 16), 'hex')::bpchar"
 
     def from_json(self, json: str, name: str, kind: str) -> str:
         types = {
@@ -86,18 +89,14 @@ class PostgreSQL(Engine):
         return f"SELECT pg_advisory_lock({number})", f"SELECT pg_advisory_unlock({number})"
 
     def is_transient(self, error: BaseException) -> bool:
+        return getattr(error, "pgcode", None) in _TRANSIENT
+
+    def is_lost(self, error: BaseException) -> bool:
         import psycopg2
 
-        if not isinstance(error, psycopg2.Error):
-            return False
-        return error.pgcode in _TRANSIENT or (error.pgcode is None and self._is_lost(error))
-
-    @staticmethod
-    def _is_lost(error: BaseException) -> bool:
-        """A connection that broke leaves an error without a code."""
-        import psycopg2
-
-        return isinstance(error, (psycopg2.OperationalError, psycopg2.InterfaceError))
+        # A connection that broke leaves an error without a code.
+        without_code = isinstance(error, (psycopg2.OperationalError, psycopg2.InterfaceError)) and not error.pgcode
+        return without_code or getattr(error, "pgcode", None) in _LOST
 
     def diagnose(self, error: BaseException) -> str | None:
         import psycopg2
@@ -110,4 +109,4 @@ class PostgreSQL(Engine):
             return "credentials"
         if (error.pgcode or "")[:2] in ("22", "42"):
             return "query"
-        return "unreachable" if error.pgcode is None and self._is_lost(error) else None
+        return "unreachable" if self.is_lost(error) else None

@@ -40,7 +40,7 @@ def main() -> None:
     parser.add_argument("cases", nargs="+", choices=("schedule", "throughput", "claims"))
     parser.add_argument("--quick", action="store_true")
     options = parser.parse_args()
-    with servers.start(options.engine) as server:
+    with start(options.engine) as server:
         configure(server.settings)
         version = dj.conn().query("SELECT version()").fetchone()[0].split(" on ")[0]
         cell = f"DataJoint {dj.__version__}, {options.engine}"
@@ -50,6 +50,23 @@ def main() -> None:
             for figure in CASES[case](Sizes(options.quick), server.settings, cell):
                 print(json.dumps({"figure": asdict(figure)}), flush=True)
         dj.conn().close()
+
+
+def start(engine: str) -> servers.PrivateServer:
+    """A private server as the tests have it, with as much cache as the server of a lab."""
+    servers.obtain(engine)
+    kind: Any = {
+        "postgresql": servers.PostgresServer,
+        "mysql": servers.MySQLServer,
+        "mariadb": servers.MariaDBServer,
+    }[engine]
+    cache = "--shared_buffers=1GB" if engine == "postgresql" else "--innodb-buffer-pool-size=1G"
+
+    class Roomy(kind):
+        def _command(self) -> list[str]:
+            return [*super()._command(), cache]
+
+    return Roomy()
 
 
 def _schedule(sizes: Sizes, settings: dict[str, Any], cell: str) -> Iterator[Figure]:

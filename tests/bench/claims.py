@@ -37,7 +37,7 @@ def claim_times(short: Pipeline, long: Pipeline, lengths: tuple[int, int], claim
                 f"claim {count} from {lengths[1]:,} jobs and from {lengths[0]:,}, {order}",
                 cell,
                 f"{second * 1000:.2f} ms",
-                f"{first * 1000:.2f} ms",
+                f"{first * 1000:.2f} ms (short)",
                 second / first,
                 at_most=2,
             )
@@ -54,7 +54,7 @@ def memory(short: Pipeline, long: Pipeline, lengths: tuple[int, int], settings: 
         f"memory of a worker with {lengths[1]:,} jobs and with {lengths[0]:,}",
         cell,
         f"{peaks[1]:.1f} MB",
-        f"{peaks[0]:.1f} MB",
+        f"{peaks[0]:.1f} MB (short)",
         peaks[1] / peaks[0],
         at_most=1.05,
     )

@@ -9,7 +9,7 @@ from pathlib import Path
 
 __all__ = ["Figure", "as_table", "machine"]
 
-_HEAD = ("work", "engine", "ours", "compared with", "ratio", "must reach", "reached?")
+_HEAD = ("work", "engine", "ours", "DataJoint", "ratio", "must reach", "reached?")
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,138 @@
+"""Many workers, each a process with a connection of its own: every job is made once, by one of them."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pipelines import forked, job_counts
+from workloads.squares import CallLog, change_jobs, made, recording, squares
+
+WORKERS = 16
+JOBS = 5000
+
+
+@pytest.fixture
+def log(tmp_path: Path) -> CallLog:
+    return CallLog(tmp_path / "calls")
+
+
+def side_by_side(schema: Any, count: int, work: Callable[[int], Any]) -> list[Any]:
+    """What the workers return, however long it takes on a busy machine."""
+    with forked(schema, count, work) as workers:
+        return [worker.result(timeout=240) for worker in workers]
+
+
+def all_made_once(Square: Any, log: CallLog, count: int) -> None:
+    numbers = list(range(1, count + 1))
+    assert {n: times for n, times in Counter(log.numbers()).items() if times > 1} == {}
+    assert sorted(log.numbers()) == numbers
+    assert made(Square()) == numbers
+    assert job_counts(Square) == {}
+
+
+@pytest.mark.parametrize("order", ["original", "random"])
+def test_sixteen_workers_make_five_thousand_jobs_once_each(schema: Any, log: CallLog, order: str) -> None:
+    """They all start before there is even a queue: one declares it, one schedules, none goes home early."""
+    Square = squares(schema, JOBS, recording(log))
+    results = side_by_side(schema, WORKERS, lambda _: Square.populate(reserve_jobs=True, order=order))
+    assert [result["error_list"] for result in results] == [[]] * WORKERS
+    assert sum(result["success_count"] for result in results) == JOBS
+    assert min(result["success_count"] for result in results) > 0
+    assert len({pid for _, pid in log.lines()}) == WORKERS
+    all_made_once(Square, log, JOBS)
+
+
+def test_two_teams_with_a_half_each_keep_to_their_half(schema: Any, log: CallLog) -> None:
+    Square = squares(schema, JOBS, recording(log))
+    halves = f"n <= {JOBS // 2}", f"n > {JOBS // 2}"
+    results = side_by_side(
+        schema, WORKERS, lambda worker: Square.populate(halves[worker % 2], reserve_jobs=True)
+    )
+    for team in (0, 1):
+        assert sum(result["success_count"] for result in results[team::2]) == JOBS // 2
+    teams: dict[str, set[bool]] = {}
+    for n, pid in log.lines():
+        teams.setdefault(pid, set()).add(int(n) <= JOBS // 2)
+    assert all(len(halves) == 1 for halves in teams.values())
+    all_made_once(Square, log, JOBS)
+
+
+@pytest.mark.parametrize("restrictions", [(), ("n > 0",)], ids=["all", "restricted"])
+@pytest.mark.parametrize("word", ["max_calls", "limit"])
+@pytest.mark.parametrize("order", ["original", "random"])
+def test_each_worker_gets_the_number_it_asked_for(
+    schema: Any, log: CallLog, word: str, order: str, restrictions: tuple[str, ...]
+) -> None:
+    """Eight workers ask for 15 jobs each, and there are just as many."""
+    Square = squares(schema, 120, recording(log))
+    Square.schedule_jobs()
+    results = side_by_side(
+        schema, 8, lambda _: Square.populate(*restrictions, reserve_jobs=True, order=order, **{word: 15})
+    )
+    assert [result["success_count"] for result in results] == [15] * 8
+    all_made_once(Square, log, 120)
+
+
+def test_errors_are_recorded_once_each(schema: Any, log: CallLog) -> None:
+    def make(self: Any, key: dict[str, Any]) -> None:
+        if key["n"] % 3 == 0:
+            raise ValueError("a multiple of three")
+        self.insert1({**key, "square": 0})
+
+    Square = squares(schema, 150, recording(log, make))
+    results = side_by_side(schema, 6, lambda _: Square.populate(reserve_jobs=True, suppress_errors=True))
+    failed = [key["n"] for result in results for key, _ in result["error_list"]]
+    assert sorted(failed) == list(range(3, 151, 3))
+    assert sorted(log.numbers()) == list(range(1, 151))
+    assert job_counts(Square) == {"error": 50}
+
+
+def test_workers_that_stop_at_an_error_leave_the_rest_to_the_others(schema: Any, log: CallLog) -> None:
+    """Each worker goes on with a new populate after an error, until there is nothing left."""
+
+    def make(self: Any, key: dict[str, Any]) -> None:
+        if key["n"] % 10 == 0:
+            raise ValueError("a multiple of ten")
+        self.insert1({**key, "square": 0})
+
+    Square = squares(schema, 200, recording(log, make))
+
+    def work(_: int) -> int:
+        errors = 0
+        while True:
+            try:
+                Square.populate(reserve_jobs=True)
+                return errors
+            except ValueError:
+                errors += 1
+
+    assert sum(side_by_side(schema, 6, work)) == 20
+    assert sorted(log.numbers()) == list(range(1, 201))
+    assert job_counts(Square) == {"error": 20}
+
+
+def test_a_worker_that_dies_costs_the_others_only_its_own_job(schema: Any, log: CallLog) -> None:
+    import os
+    import signal
+
+    def make(self: Any, key: dict[str, Any]) -> None:
+        if key["n"] == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        self.insert1({**key, "square": 0})
+
+    Square = squares(schema, 100, recording(log, make))
+    Square.schedule_jobs()
+    with forked(schema, 4, lambda _: Square.populate(reserve_jobs=True)["success_count"]) as workers:
+        for worker in workers:
+            worker.process.join()
+        killed = [worker for worker in workers if worker.process.exitcode == -signal.SIGKILL]
+        counts = [worker.result() for worker in workers if worker not in killed]
+    assert len(killed) == 1
+    assert sum(counts) == 99
+    assert made(Square()) == list(range(2, 101))
+    assert job_counts(Square) == {"reserved": 1}
+    change_jobs(Square, [1], "status = 'scheduled'")
