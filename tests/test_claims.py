@@ -1,21 +1,312 @@
-import time
-from workloads.squares import *
-from pipelines import *
-def test_a(schema, tmp_path):
-    log = CallLog(tmp_path/"l")
-    S = squares(schema, 5000, logging_make(log))
-    t=time.time()
-    r = in_processes(schema, 16, lambda i: S.populate(reserve_jobs=True, order="original"))
-    print(time.time()-t, [x["success_count"] for x in r], len(log.lines()), len(set(l[0] for l in log.lines())), job_counts(S))
-def test_b(schema, tmp_path):
-    log = CallLog(tmp_path/"l")
-    S = squares(schema, 5000, logging_make(log))
-    t=time.time()
-    r = in_processes(schema, 16, lambda i: S.populate(reserve_jobs=True, order="random"))
-    print(time.time()-t, [x["success_count"] for x in r], len(log.lines()), len(set(l[0] for l in log.lines())), job_counts(S))
-def test_c(schema, tmp_path):
-    log = CallLog(tmp_path/"l")
-    S = squares(schema, 5000, logging_make(log))
-    t=time.time()
-    r = in_processes(schema, 16, lambda i: S.populate("n<=2500" if i%2 else "n>2500", reserve_jobs=True))
-    print(time.time()-t, [x["success_count"] for x in r], len(log.lines()), len(set(l[0] for l in log.lines())), job_counts(S))
+"""What a claim costs and locks: an index in the order of the claim, and no more rows than it takes."""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import datajoint as dj
+import pytest
+from pipelines import computed, keys_of, statements_of
+from workloads.squares import Standing, another_connection, made, squares, standing_schema, statuses
+
+from djjobs.claiming import Claims
+from djjobs.keys import Keys
+from djjobs.queue import Queue
+
+DONE, SCHEDULED, DELAYED = 2_000, 20_000, 5_000
+#: What a claim of ten may read: a few times ten, and nothing that grows with the queue.
+FEW = 150
+ORDERS = ("original", "reverse", "random")
+LATER = datetime.timedelta(hours=1)
+
+
+@pytest.fixture(scope="module")
+def standing(server: Any, engine: str) -> Iterator[Standing]:
+    """A long queue of Square: done, scheduled and delayed jobs; and of Cube: delayed ones only."""
+    with standing_schema() as standing:
+        Square = standing.start_over(DONE + SCHEDULED + DELAYED)
+        Square.schedule_jobs(f"n <= {DONE}", min_scheduling_interval=0)
+        jobs = Square.jobs.full_table_name
+        standing.schema.connection.query(f"UPDATE {jobs} SET status = 'success'")
+        Square.schedule_jobs(f"n <= {DONE + SCHEDULED}", min_scheduling_interval=0)
+        Square.schedule_jobs(due_time=LATER, min_scheduling_interval=0)
+        standing.Square = Square
+        standing.Cube = computed(standing.schema, "-> Number", {"Number": Square.Number}, "Cube")
+        standing.Cube.schedule_jobs(due_time=LATER)
+        analyze = "ANALYZE" if engine == "postgresql" else "ANALYZE TABLE"
+        standing.schema.connection.query(f"{analyze} {jobs}").fetchall if engine == "postgresql" else None
+        yield standing
+
+
+@pytest.fixture
+def long(standing: Standing) -> Iterator[Any]:
+    """Square with its long queue. What a test claims is given back after it."""
+    yield standing.Square
+    jobs = standing.Square.jobs.full_table_name
+    standing.schema.connection.query(
+        f"UPDATE {jobs} SET status = 'scheduled', worker_id = NULL WHERE status = 'reserved'"
+    )
+
+
+def claims(table: Any, *restrictions: Any, order: str = "original", priority: int | None = None) -> Claims:
+    """What a worker on this table would claim."""
+    table = table()
+    queue = Queue.of(table.connection, table.database)
+    return Claims(queue, Keys(table, restrictions, queue.engine), order, priority)
+
+
+@contextmanager
+def over_another_connection(table: Any, engine: str) -> Iterator[Any]:
+    """The same table for somebody else, who does not wait for locks."""
+    connection = another_connection()
+    patience = "SET lock_timeout = '2s'" if engine == "postgresql" else "SET innodb_lock_wait_timeout = 2"
+    connection.query(patience)
+    yield squares(dj.Schema(table.database, connection=connection))
+    connection.close()
+
+
+# -- plans ------------------------------------------------------------------------------------------------
+
+IN_ORDER, AT_RANDOM = "claim_in_order", "claim_at_random"
+#: What an index is called, and which columns it must begin with.
+COLUMNS = {IN_ORDER: "(table_name, status, turn, due_time", AT_RANDOM: "(table_name, status, turn, key_hash"}
+
+STATEMENTS: dict[str, tuple[str, dict[str, str], str]] = {
+    "in order": ("pick_in_order", {"direction": "ASC"}, IN_ORDER),
+    "in reverse": ("pick_in_order", {"direction": "DESC"}, IN_ORDER),
+    "at random, above": ("pick_at_random", {"side": ">="}, AT_RANDOM),
+    "at random, below": ("pick_at_random", {"side": "<"}, AT_RANDOM),
+    "become due": ("pick_due", {}, IN_ORDER),
+}
+PARAMETERS = {"turn": 5, "count": 10, "start": "8" * 32, "floor": -1, "priority": 3}
+
+
+def render(table: Any, name: str, parts: dict[str, str]) -> tuple[str, dict[str, Any]]:
+    queue = Queue.of(table().connection, table.database)
+    return queue.sql(getattr(queue.engine, name), **parts), {**PARAMETERS, "table": table.table_name}
+
+
+def plan(connection: Any, engine: str, sql: str, parameters: dict[str, Any]) -> list[dict[str, Any]]:
+    """The steps of a statement's plan."""
+    if engine != "postgresql":
+        return connection.query(f"EXPLAIN {sql}", args=parameters, as_dict=True).fetchall()
+    (document,) = connection.query(f"EXPLAIN (FORMAT JSON) {sql}", args=parameters).fetchone()
+    return list(nodes(document[0]["Plan"]))
+
+
+def nodes(node: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    yield node
+    for below in node.get("Plans", []):
+        yield from nodes(below)
+
+
+def check_plan(steps: list[dict[str, Any]], connection: Any, engine: str, index: str) -> None:
+    if engine != "postgresql":
+        assert [step["key"] for step in steps] == [index]
+        assert not any("filesort" in (step["Extra"] or "") for step in steps)
+        return
+    assert not [step for step in steps if "Sort" in step["Node Type"] or step["Node Type"] == "Seq Scan"]
+    used = [step["Index Name"] for step in steps if "Index Name" in step]
+    assert len(used) == 1
+    (definition,) = connection.query(
+        "SELECT indexdef FROM pg_indexes WHERE indexname = %(name)s", args={"name": used[0]}
+    ).fetchone()
+    assert COLUMNS[index] in definition
+
+
+@pytest.mark.parametrize(("name", "parts", "index"), STATEMENTS.values(), ids=STATEMENTS)
+def test_a_claim_follows_its_index_and_sorts_nothing(
+    long: Any, engine: str, name: str, parts: dict[str, str], index: str
+) -> None:
+    connection = long.Number.connection
+    check_plan(plan(connection, engine, *render(long, name, parts)), connection, engine, index)
+
+
+# -- rows read --------------------------------------------------------------------------------------------
+
+
+class Reading:
+    """Counts the rows that the server reads for what goes over a connection meanwhile."""
+
+    def __init__(self, connection: Any, engine: str) -> None:
+        self._connection, self._engine = connection, engine
+        self.rows = 0
+
+    @contextmanager
+    def measured(self) -> Iterator[Reading]:
+        if self._engine == "postgresql":
+            with self._explaining():
+                yield self
+        else:
+            own = -(self._handlers() - self._handlers())  # what asking costs
+            before = self._handlers()
+            yield self
+            self.rows = self._handlers() - before - own
+
+    def _handlers(self) -> int:
+        rows = self._connection.query("SHOW SESSION STATUS LIKE 'Handler_read%%'" % ()).fetchall()
+        return sum(int(value) for _, value in rows)
+
+    @contextmanager
+    def _explaining(self) -> Iterator[None]:
+        """Before each statement on `~jobs`, let the server run it and say what it read, and undo it."""
+        query = self._connection.query
+
+        def explain(sql: str, args: Any = (), **options: Any) -> Any:
+            if "~jobs" in sql and sql.split()[0] in ("SELECT", "UPDATE", "DELETE"):
+                query("SAVEPOINT before") if in_transaction else query("BEGIN")
+                (document,) = query(f"EXPLAIN (ANALYZE, FORMAT JSON) {sql}", args=args).fetchone()
+                query("ROLLBACK TO before") if in_transaction else query("ROLLBACK")
+                for node in nodes(document[0]["Plan"]):
+                    if "Relation Name" in node and "Scan" in node["Node Type"]:
+                        read = node["Actual Rows"] + node.get("Rows Removed by Filter", 0)
+                        self.rows += read * node["Actual Loops"]
+            word = sql.split()[0]
+            in_transaction.extend(["yes"] if word == "BEGIN" else [])
+            if word in ("COMMIT", "ROLLBACK"):
+                in_transaction.clear()
+            return query(sql, args=args, **options)
+
+        in_transaction: list[str] = []
+        self._connection.query = explain
+        try:
+            yield
+        finally:
+            del self._connection.query
+
+
+@pytest.fixture
+def reading(standing: Standing, engine: str) -> Callable[[], Any]:
+    return lambda: Reading(standing.schema.connection, engine).measured()
+
+
+def test_the_measure_sees_a_scan(long: Any, reading: Any) -> None:
+    """So that the tests below could fail."""
+    with reading() as read:
+        jobs = long.jobs.full_table_name
+        long.Number.connection.query(f"SELECT COUNT(*) FROM {jobs} WHERE priority > 100").fetchall()
+    assert read.rows > SCHEDULED
+
+
+@pytest.mark.parametrize("order", ORDERS)
+def test_a_claim_reads_what_it_takes_however_long_the_queue(long: Any, reading: Any, order: str) -> None:
+    with reading() as read:
+        assert len(claims(long, order=order).take(10)) == 10
+    assert 10 <= read.rows < FEW
+
+
+@pytest.mark.parametrize("order", ORDERS)
+def test_delayed_jobs_are_not_in_the_way(standing: Standing, reading: Any, order: str) -> None:
+    with reading() as read:
+        assert claims(standing.Cube, order=order).take(10) == []
+    assert read.rows < FEW
+
+
+def test_less_urgent_jobs_are_not_in_the_way(long: Any, reading: Any) -> None:
+    """A worker that takes priority 3 and better, where all jobs have 5."""
+    with reading() as read:
+        assert claims(long, priority=3).take(10) == []
+    assert read.rows < FEW
+
+
+def test_jobs_become_due_in_portions(standing: Standing, long: Any, reading: Any) -> None:
+    """All delayed jobs of Cube become due at once: one claim does not have to line them all up."""
+    jobs, name = long.jobs.full_table_name, standing.Cube.table_name
+    connection = standing.schema.connection
+    connection.query(f"UPDATE {jobs} SET due_time = created_time WHERE table_name = '{name}'")
+    try:
+        with reading() as read:
+            assert len(claims(standing.Cube).take(10)) == 10
+        assert read.rows < 5_000
+    finally:
+        late = f"UPDATE {jobs} SET due_time = '2100-01-01', turn = NULL WHERE table_name = '{name}'"
+        connection.query(late)
+
+
+# -- locks ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("name", "parts", "index"), list(STATEMENTS.values())[:4], ids=list(STATEMENTS)[:4])
+def test_a_claim_locks_only_the_jobs_it_takes(
+    long: Any, engine: str, name: str, parts: dict[str, str], index: str
+) -> None:
+    db = Queue.of(long.Number.connection, long.database).db
+    sql, parameters = render(long, name, parts)
+    scheduled = f"FROM {long.jobs.full_table_name} WHERE table_name = '{long.table_name}' AND status = 'scheduled'"
+    with over_another_connection(long, engine) as theirs:
+        connection = theirs.Number.connection
+        with db.transaction():
+            held = {row[0] for row in db.execute(sql, **parameters).fetchall()}
+            assert len(held) == 10
+            for order in ORDERS:
+                jobs = claims(theirs, order=order).take(10)
+                assert len(jobs) == 10
+                assert not held & {job.key_hash for job in jobs}
+            others = Queue.of(connection, long.database).db
+            with others.transaction():
+                free = others.execute(f"SELECT key_hash {scheduled} FOR UPDATE SKIP LOCKED").fetchall()
+            assert len(free) == SCHEDULED + DELAYED - 10 - 30
+            assert not held & {row[0] for row in free}
+
+
+@pytest.mark.parametrize("order", ORDERS)
+def test_a_claim_in_progress_blocks_neither_scheduling_nor_work(schema: Any, engine: str, order: str) -> None:
+    Square = squares(schema, 60)
+    Square.schedule_jobs("n <= 40", min_scheduling_interval=0)
+    Square.schedule_jobs("n <= 50", due_time=LATER, min_scheduling_interval=0)
+    db = Queue.of(schema.connection, schema.database).db
+    statement = {
+        "original": STATEMENTS["in order"],
+        "reverse": STATEMENTS["in reverse"],
+        "random": STATEMENTS["at random, above"],
+    }[order]
+    sql, parameters = render(Square, *statement[:2])
+    with over_another_connection(Square, engine) as theirs, db.transaction():
+        held = db.execute(sql, **{**parameters, "start": "0" * 32}).fetchall()
+        assert len(held) == 10
+        assert theirs.schedule_jobs(min_scheduling_interval=0).scheduled == 10
+        assert theirs.populate(reserve_jobs=True, order=order)["success_count"] == 40
+        assert theirs.cancel_jobs("n between 41 and 50") == 10
+    assert len(keys_of(Square())) == 40
+    left = statuses(Square)
+    assert sorted(left.values()) == ["cancelled"] * 10 + ["scheduled"] * 10
+    assert Square.populate(reserve_jobs=True)["success_count"] == 10
+    assert not set(made(Square())) & set(range(41, 51))
+
+
+# -- memory -----------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def most_rows_fetched(connection: Any) -> Iterator[list[int]]:
+    """How many rows each SELECT brought into this process."""
+    query, fetched = connection.query, []
+
+    def count(sql: str, *arguments: Any, **options: Any) -> Any:
+        cursor = query(sql, *arguments, **options)
+        if sql.split()[0].upper() in ("SELECT", "SHOW", "WITH"):
+            fetched.append(cursor.rowcount)
+        return cursor
+
+    connection.query = count
+    try:
+        yield fetched
+    finally:
+        del connection.query
+
+
+@pytest.mark.parametrize("order", ORDERS)
+@pytest.mark.parametrize(
+    ("restrictions", "most"), [((), 32), (("n > 0",), 500)], ids=["all", "restricted"]
+)
+def test_a_worker_never_holds_more_than_a_page_of_the_queue(
+    long: Any, order: str, restrictions: tuple[str, ...], most: int
+) -> None:
+    with most_rows_fetched(long.Number.connection) as fetched:
+        long.schedule_jobs(*restrictions, min_scheduling_interval=0)
+        result = long.populate(*restrictions, reserve_jobs=True, order=order, max_calls=60)
+    assert result["success_count"] == 60
+    assert 0 < max(fetched) <= most

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import re
+import signal
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -9,7 +12,7 @@ from typing import Any
 
 import pytest
 from pipelines import forked, job_counts
-from workloads.squares import CallLog, change_jobs, made, recording, squares
+from workloads.squares import CallLog, another_connection, made, recording, squares
 
 WORKERS = 16
 JOBS = 5000
@@ -77,6 +80,31 @@ def test_each_worker_gets_the_number_it_asked_for(
     all_made_once(Square, log, 120)
 
 
+def test_a_worker_that_is_not_quite_the_first_ever_still_gets_its_jobs(schema: Any) -> None:
+    """Another one adds the row for scheduling this table just before it, but has not begun to schedule."""
+    Square = squares(schema, 3)
+    jobs = Square.jobs.full_table_name
+    control = jobs.replace("~jobs", "~jobs_control")
+    connection, other = schema.connection, another_connection()
+    query = connection.query
+    overtaken = []
+
+    def query_overtaken(sql: str, *arguments: Any, **options: Any) -> Any:
+        if re.match(rf"\s*INSERT INTO {re.escape(control)}", sql) and not overtaken:
+            overtaken.append(sql)
+            other.query(f"INSERT INTO {control} (table_name, scope) VALUES ('{Square.table_name}', '')")
+        return query(sql, *arguments, **options)
+
+    connection.query = query_overtaken
+    try:
+        result = Square.populate(reserve_jobs=True)
+    finally:
+        del connection.query
+        other.close()
+    assert overtaken
+    assert result["success_count"] == 3
+
+
 def test_errors_are_recorded_once_each(schema: Any, log: CallLog) -> None:
     def make(self: Any, key: dict[str, Any]) -> None:
         if key["n"] % 3 == 0:
@@ -116,9 +144,6 @@ def test_workers_that_stop_at_an_error_leave_the_rest_to_the_others(schema: Any,
 
 
 def test_a_worker_that_dies_costs_the_others_only_its_own_job(schema: Any, log: CallLog) -> None:
-    import os
-    import signal
-
     def make(self: Any, key: dict[str, Any]) -> None:
         if key["n"] == 1:
             os.kill(os.getpid(), signal.SIGKILL)
@@ -135,4 +160,3 @@ def test_a_worker_that_dies_costs_the_others_only_its_own_job(schema: Any, log: 
     assert sum(counts) == 99
     assert made(Square()) == list(range(2, 101))
     assert job_counts(Square) == {"reserved": 1}
-    change_jobs(Square, [1], "status = 'scheduled'")

@@ -93,7 +93,7 @@ class MySQL(Engine):
             return column
         if kind == "text":
             return f"JSON_QUOTE(CONVERT({column} USING utf8mb4))"
-        text = f"CAST({column} AS CHAR)"
+        text = f"CAST({column} AS CHAR(80))"  # MySQL takes a double to be shorter than it can be
         if kind == "uuid":
             text = f"LOWER(HEX({column}))"
             for position in (9, 14, 19, 24):
