@@ -11,7 +11,7 @@ from typing import Any, Protocol
 __all__ = ["Budget", "Pace"]
 
 #: A claim is to be worth about this many seconds of work: many short jobs, or one long one.
-_CLAIM_SECONDS = 0.2
+_CLAIM_SECONDS = 1.0
 _LARGEST_CLAIM = 32
 _UNLIMITED = 2**62
 

@@ -299,9 +299,7 @@ def most_rows_fetched(connection: Any) -> Iterator[list[int]]:
 
 
 @pytest.mark.parametrize("order", ORDERS)
-@pytest.mark.parametrize(
-    ("restrictions", "most"), [((), 32), (("n > 0",), 500)], ids=["all", "restricted"]
-)
+@pytest.mark.parametrize(("restrictions", "most"), [((), 32), (("n > 0",), 500)], ids=["all", "restricted"])
 def test_a_worker_never_holds_more_than_a_page_of_the_queue(
     long: Any, order: str, restrictions: tuple[str, ...], most: int
 ) -> None:

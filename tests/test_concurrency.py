@@ -52,9 +52,7 @@ def test_sixteen_workers_make_five_thousand_jobs_once_each(schema: Any, log: Cal
 def test_two_teams_with_a_half_each_keep_to_their_half(schema: Any, log: CallLog) -> None:
     Square = squares(schema, JOBS, recording(log))
     halves = f"n <= {JOBS // 2}", f"n > {JOBS // 2}"
-    results = side_by_side(
-        schema, WORKERS, lambda worker: Square.populate(halves[worker % 2], reserve_jobs=True)
-    )
+    results = side_by_side(schema, WORKERS, lambda worker: Square.populate(halves[worker % 2], reserve_jobs=True))
     for team in (0, 1):
         assert sum(result["success_count"] for result in results[team::2]) == JOBS // 2
     teams: dict[str, set[bool]] = {}

@@ -209,7 +209,9 @@ if not MODERN:
         assert len(plain.populate(reserve_jobs=True, suppress_errors=True)["error_list"]) == 12
         errors = schema.jobs & {"table_name": plain.table_name, "status": "error"}
         assert len(errors) == 12
-        assert sorted(map(str, errors.fetch("key"))) == sorted(str(key) for key in map(sorted_key, keys_of(lab.Session)))
+        assert sorted(map(str, errors.fetch("key"))) == sorted(
+            str(key) for key in map(sorted_key, keys_of(lab.Session))
+        )
         assert "ValueError: noise" in errors.fetch("error_stack")[0]
 
     def sorted_key(key: dict[str, Any]) -> dict[str, Any]:

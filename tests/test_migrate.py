@@ -49,24 +49,36 @@ def legacy_jobs(schema: Any, rows: list[tuple[str, str, str, Any]]) -> None:
         query(
             f"INSERT INTO `{schema.database}`.`~jobs` (table_name, key_hash, status, `key`, error_message,"
             " error_stack, user, host, pid, timestamp) VALUES (%s, %s, %s, %s, %s, %s, 'ada', 'node1', 7, %s)",
-            (table_name, key_hash, status, None if key is None else blob.pack(key), f"{status}!", blob.pack("stack"), RECORDED),
+            (
+                table_name,
+                key_hash,
+                status,
+                None if key is None else blob.pack(key),
+                f"{status}!",
+                blob.pack("stack"),
+                RECORDED,
+            ),
         )
 
 
 def test_the_first_use_says_what_to_run_and_changes_nothing(schema: Any) -> None:
     lab = sessions(schema)
     legacy_jobs(schema, [("__spectrum", "a" * 32, "error", {"subject": "m0", "session": 0})])
-    for use in (lab.Spectrum.schedule_jobs, lambda: lab.Spectrum.populate(reserve_jobs=True), lambda: lab.Spectrum.jobs):
+    for use in (
+        lab.Spectrum.schedule_jobs,
+        lambda: lab.Spectrum.populate(reserve_jobs=True),
+        lambda: lab.Spectrum.jobs,
+    ):
         with pytest.raises(djjobs.DjJobsError, match=f"djjobs migrate {schema.database}"):
             use()
-    count, = schema.connection.query(f"SELECT COUNT(*) FROM `{schema.database}`.`~jobs`").fetchone()
+    (count,) = schema.connection.query(f"SELECT COUNT(*) FROM `{schema.database}`.`~jobs`").fetchone()
     assert count == 1
     assert len(lab.Spectrum()) == 0
 
 
 def test_every_row_is_kept_with_its_key_readable(schema: Any) -> None:
     odd = {
-        "name": "Zoë \"quoted\" \\ 100% | 鼠",
+        "name": 'Zoë "quoted" \\ 100% | 鼠',
         "day": datetime.date(2020, 2, 29),
         "moment": datetime.datetime(2020, 2, 29, 1, 2, 3, 456789),
         "amount": decimal.Decimal("1.50"),
@@ -192,4 +204,3 @@ if not MODERN:
         (schema.jobs & 'status = "error"').delete()
         assert len(plain.populate(reserve_jobs=True, suppress_errors=True)["error_list"]) == 1
         assert list(schema.jobs.fetch("key")) == [{"day": "2024-01-02"}]
-

@@ -322,9 +322,7 @@ def test_jobs_that_are_not_due_wait(squares: Any) -> None:
 @pytest.mark.parametrize("restrictions", [(), ("n > 0",)], ids=["all", "restricted"])
 @pytest.mark.parametrize("order", ["original", "reverse", "random"])
 @pytest.mark.parametrize("word", ["limit", "max_calls"])
-def test_jobs_that_others_hold_do_not_count(
-    squares: Any, word: str, order: str, restrictions: tuple[str, ...]
-) -> None:
+def test_jobs_that_others_hold_do_not_count(squares: Any, word: str, order: str, restrictions: tuple[str, ...]) -> None:
     Square = squares(12)
     Square.schedule_jobs()
     held = [1, 2, 3, 10, 11, 12]
@@ -520,9 +518,7 @@ def test_a_make_that_inserts_nothing_counts_as_done(squares: Any) -> None:
 
 
 @pytest.mark.parametrize("keep", [False, True], ids=["go", "kept"])
-def test_a_key_that_is_made_already_is_not_made_again(
-    squares: Any, noting: Any, calls: list[int], keep: bool
-) -> None:
+def test_a_key_that_is_made_already_is_not_made_again(squares: Any, noting: Any, calls: list[int], keep: bool) -> None:
     Square = squares(3, noting, keep_completed=keep)
     Square.schedule_jobs()
     Square.insert1({"n": 2, "square": -1}, allow_direct_insert=True)
@@ -809,9 +805,7 @@ def test_after_an_error_the_jobs_claimed_with_it_are_given_back(squares: Any) ->
     assert after.pop(5)["status"] == "error"
     told = {"timestamp", "user", "host", "pid", "connection_id", "claim"}
     for n, row in after.items():
-        assert {k: v for k, v in row.items() if k not in told} == {
-            k: v for k, v in before[n].items() if k not in told
-        }
+        assert {k: v for k, v in row.items() if k not in told} == {k: v for k, v in before[n].items() if k not in told}
     with pytest.raises(ValueError):  # and they run in the same order the next time
         Square.make = failing_for(6)
         Square.populate(reserve_jobs=True)

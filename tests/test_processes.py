@@ -230,9 +230,7 @@ def test_errors_of_children_come_back_as_text(start: Any) -> None:
 
 def test_errors_of_children_come_back_as_exceptions(start: Any) -> None:
     Square = start(6, failing_for(3))
-    result = Square.populate(
-        reserve_jobs=True, processes=2, suppress_errors=True, return_exception_objects=True
-    )
+    result = Square.populate(reserve_jobs=True, processes=2, suppress_errors=True, return_exception_objects=True)
     ((key, error),) = result["error_list"]
     assert (key, type(error), error.args) == ({"n": 3}, ValueError, (3,))
 
@@ -255,9 +253,7 @@ def test_an_error_that_cannot_travel_comes_back_in_words(start: Any, error: Any)
     Square = start(6, failing_for(3, error=error))
     expected = error(3)
     described = f"{type(expected).__name__}: {expected}"
-    result = Square.populate(
-        reserve_jobs=True, processes=2, suppress_errors=True, return_exception_objects=True
-    )
+    result = Square.populate(reserve_jobs=True, processes=2, suppress_errors=True, return_exception_objects=True)
     ((key, returned),) = result["error_list"]
     assert (key, type(returned)) == ({"n": 3}, djjobs.DjJobsError)
     assert described in str(returned)

@@ -497,7 +497,9 @@ def test_workers_that_start_together_cause_one_scheduling_and_none_goes_home_wit
     def worker(number: int) -> tuple[int, int]:
         with statements_of(lab.schema.connection) as statements:
             done = lab.Spectrum.populate(reserve_jobs=True, max_calls=2)
-        evaluations = [sql for sql in statements if sql.lstrip().startswith("INSERT") and "~jobs" in sql and "SLEEP" in sql.upper()]
+        evaluations = [
+            sql for sql in statements if sql.lstrip().startswith("INSERT") and "~jobs" in sql and "SLEEP" in sql.upper()
+        ]
         return done["success_count"], len(evaluations)
 
     results = in_processes(lab.schema, WORKERS, worker)

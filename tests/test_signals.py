@@ -95,9 +95,7 @@ def test_a_signal_inside_make_gives_the_job_back(
     assert set(after) == set(range(3, 41))
     told = {"timestamp", "user", "host", "pid", "connection_id", "claim"}
     for n, row in after.items():
-        assert {k: v for k, v in row.items() if k not in told} == {
-            k: v for k, v in before[n].items() if k not in told
-        }
+        assert {k: v for k, v in row.items() if k not in told} == {k: v for k, v in before[n].items() if k not in told}
     assert Square.populate(reserve_jobs=True)["success_count"] == 38
     assert job_counts(Square) == {}
 

@@ -122,5 +122,3 @@ class Pipeline:
     @property
     def is_mysql(self) -> bool:
         return GENERATION == 0 or self.connection.adapter.backend == "mysql"
-
-

@@ -35,7 +35,14 @@ def main() -> int:
     servers: dict[str, str] = {}
     started = time.monotonic()
     for datajoint, engine, cases in plan(options):
-        measure(datajoint, engine, [case for case in cases if case in (options.case or CASES)], options.quick, figures, servers)
+        measure(
+            datajoint,
+            engine,
+            [case for case in cases if case in (options.case or CASES)],
+            options.quick,
+            figures,
+            servers,
+        )
     print(f"\n{datetime.date.today()}, {machine()}. Servers and clients share these cores.\n")
     for cell, version in servers.items():
         print(f"- {cell}: {version}")
@@ -44,12 +51,10 @@ def main() -> int:
 
 
 def plan(options: argparse.Namespace) -> list[tuple[str, str, tuple[str, ...]]]:
-    chosen = [*PLAN, ("2", "mariadb", CASES), ("0", "mariadb", ("throughput",))] if options.engine == "mariadb" else PLAN
-    return [
-        entry
-        for entry in chosen
-        if options.engine in (None, entry[1]) and options.datajoint in (None, entry[0])
-    ]
+    chosen = (
+        [*PLAN, ("2", "mariadb", CASES), ("0", "mariadb", ("throughput",))] if options.engine == "mariadb" else PLAN
+    )
+    return [entry for entry in chosen if options.engine in (None, entry[1]) and options.datajoint in (None, entry[0])]
 
 
 def measure(

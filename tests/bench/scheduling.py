@@ -59,7 +59,9 @@ class _ByHand:
         return timed(lambda: self._ours.sql(self._insert))
 
 
-def schedule_new(ours: Pipeline, theirs: Pipeline, keys: int, their_keys: int, rounds: int, cell: str) -> Iterator[Figure]:
+def schedule_new(
+    ours: Pipeline, theirs: Pipeline, keys: int, their_keys: int, rounds: int, cell: str
+) -> Iterator[Figure]:
     """`ours` and `theirs` have so many keys; DataJoint's are fewer, since it needs a minute for 100,000."""
     by_hand = _ByHand(ours)
 

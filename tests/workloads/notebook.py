@@ -39,8 +39,6 @@ class Spectrum(djjobs.JobsMixin, dj.Computed):
 
 
 if __name__ == "__main__":
-    result = Spectrum.populate(
-        reserve_jobs=True, processes=2, suppress_errors=True, return_exception_objects=True
-    )
+    result = Spectrum.populate(reserve_jobs=True, processes=2, suppress_errors=True, return_exception_objects=True)
     errors = [[key, type(error).__name__, str(error)] for key, error in result["error_list"]]
     print(json.dumps({"success_count": result["success_count"], "errors": errors, "parent": os.getpid()}))
