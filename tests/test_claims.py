@@ -9,7 +9,7 @@ from typing import Any
 
 import datajoint as dj
 import pytest
-from pipelines import computed, keys_of, statements_of
+from pipelines import computed, keys_of
 from workloads.squares import Standing, another_connection, made, squares, standing_schema, statuses
 
 from djjobs.claiming import Claims
@@ -37,7 +37,7 @@ def standing(server: Any, engine: str) -> Iterator[Standing]:
         standing.Cube = computed(standing.schema, "-> Number", {"Number": Square.Number}, "Cube")
         standing.Cube.schedule_jobs(due_time=LATER)
         analyze = "ANALYZE" if engine == "postgresql" else "ANALYZE TABLE"
-        standing.schema.connection.query(f"{analyze} {jobs}").fetchall if engine == "postgresql" else None
+        standing.schema.connection.query(f"{analyze} {jobs}")
         yield standing
 
 
@@ -92,7 +92,8 @@ def render(table: Any, name: str, parts: dict[str, str]) -> tuple[str, dict[str,
 def plan(connection: Any, engine: str, sql: str, parameters: dict[str, Any]) -> list[dict[str, Any]]:
     """The steps of a statement's plan."""
     if engine != "postgresql":
-        return connection.query(f"EXPLAIN {sql}", args=parameters, as_dict=True).fetchall()
+        explain = "EXPLAIN FORMAT=TRADITIONAL" if engine == "mysql" else "EXPLAIN"
+        return connection.query(f"{explain} {sql}", args=parameters, as_dict=True).fetchall()
     (document,) = connection.query(f"EXPLAIN (FORMAT JSON) {sql}", args=parameters).fetchone()
     return list(nodes(document[0]["Plan"]))
 
@@ -147,35 +148,37 @@ class Reading:
             self.rows = self._handlers() - before - own
 
     def _handlers(self) -> int:
-        rows = self._connection.query("SHOW SESSION STATUS LIKE 'Handler_read%%'" % ()).fetchall()
-        return sum(int(value) for _, value in rows)
+        rows = self._connection.query("SHOW SESSION STATUS").fetchall()
+        return sum(int(value) for name, value in rows if name.startswith("Handler_read"))
 
     @contextmanager
     def _explaining(self) -> Iterator[None]:
         """Before each statement on `~jobs`, let the server run it and say what it read, and undo it."""
         query = self._connection.query
+        begun = False
 
         def explain(sql: str, args: Any = (), **options: Any) -> Any:
-            if "~jobs" in sql and sql.split()[0] in ("SELECT", "UPDATE", "DELETE"):
-                query("SAVEPOINT before") if in_transaction else query("BEGIN")
-                (document,) = query(f"EXPLAIN (ANALYZE, FORMAT JSON) {sql}", args=args).fetchone()
-                query("ROLLBACK TO before") if in_transaction else query("ROLLBACK")
-                for node in nodes(document[0]["Plan"]):
-                    if "Relation Name" in node and "Scan" in node["Node Type"]:
-                        read = node["Actual Rows"] + node.get("Rows Removed by Filter", 0)
-                        self.rows += read * node["Actual Loops"]
+            nonlocal begun
             word = sql.split()[0]
-            in_transaction.extend(["yes"] if word == "BEGIN" else [])
-            if word in ("COMMIT", "ROLLBACK"):
-                in_transaction.clear()
+            if "~jobs" in sql and word in ("SELECT", "UPDATE", "DELETE"):
+                query("SAVEPOINT before" if begun else "BEGIN")
+                (document,) = query(f"EXPLAIN (ANALYZE, FORMAT JSON) {sql}", args=args).fetchone()
+                query("ROLLBACK TO before" if begun else "ROLLBACK")
+                self.rows += sum(map(rows_read, nodes(document[0]["Plan"])))
+            begun = word == "BEGIN" or (begun and word not in ("COMMIT", "ROLLBACK"))
             return query(sql, args=args, **options)
 
-        in_transaction: list[str] = []
         self._connection.query = explain
         try:
             yield
         finally:
             del self._connection.query
+
+
+def rows_read(node: dict[str, Any]) -> float:
+    if "Relation Name" not in node or "Scan" not in node["Node Type"]:
+        return 0
+    return (node["Actual Rows"] + node.get("Rows Removed by Filter", 0)) * node["Actual Loops"]
 
 
 @pytest.fixture

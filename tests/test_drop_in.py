@@ -61,7 +61,7 @@ def test_adopting_a_module_takes_the_classes_it_defines(schema: Any) -> None:
 def test_adopting_what_has_no_classes_says_what_to_import(server: Any, schema: Any) -> None:
     with pytest.raises(djjobs.DjJobsError, match=f"{schema.database}.*Import the module"):
         djjobs.adopt(schema)
-    with pytest.raises(djjobs.DjJobsError, match="neither an activated dj.Schema nor a module"):
+    with pytest.raises(djjobs.DjJobsError, match=r"neither an activated dj.Schema nor a module"):
         djjobs.adopt("lab")
 
 

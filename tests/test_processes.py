@@ -323,7 +323,7 @@ def test_a_child_that_is_killed_is_reported_even_if_a_process_it_started_lives_o
 
 def test_a_child_that_exits_by_itself_is_reported(start: Any) -> None:
     Square = start(4, lambda self, key: os._exit(7))
-    with pytest.raises(djjobs.DjJobsError, match="2 of 2 processes .*exit code 7"):
+    with pytest.raises(djjobs.DjJobsError, match=r"2 of 2 processes .*exit code 7"):
         Square.populate(reserve_jobs=True, processes=2)
 
 

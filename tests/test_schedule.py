@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -59,6 +60,11 @@ def interval(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 def values(keys: list[dict[str, Any]]) -> list[tuple[Any, ...]]:
     """Keys as sorted tuples of the values of their sorted attributes."""
     return sorted(tuple(value for _, value in sorted(key.items())) for key in keys)
+
+
+def evaluations(statements: list[str]) -> list[str]:
+    """The statements that evaluate key_source for the queue."""
+    return [sql for sql in statements if re.match(r"\s*INSERT\b.*~jobs\W.*SELECT", sql, re.DOTALL)]
 
 
 def age_scheduling(lab: Lab, seconds: float) -> None:
@@ -503,7 +509,7 @@ def test_workers_that_start_together_cause_one_scheduling_and_none_goes_home_wit
         return done["success_count"], len(evaluations)
 
     results = in_processes(lab.schema, WORKERS, worker)
-    assert sum(evaluations for _, evaluations in results) == 1
+    assert sum(count for _, count in results) == 1
     assert [done for done, _ in results] == [2] * WORKERS
     assert len(lab.Spectrum.jobs) == 0
 

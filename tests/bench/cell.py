@@ -15,7 +15,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import servers
 from claims import claim_times, memory
 from crew import Crew
-from pipeline import GENERATION, Pipeline, configure, dj
+from pipeline import Pipeline, configure, dj
 from report import Figure
 from scheduling import schedule_again, schedule_new
 from throughput import throughput

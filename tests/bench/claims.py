@@ -28,7 +28,7 @@ def claim_times(short: Pipeline, long: Pipeline, lengths: tuple[int, int], claim
             takers = [_claims(pipeline, order) for pipeline in (short, long)]
             times: list[list[float]] = [[], []]
             for _ in range(claims):
-                for taker, seconds in zip(takers, times):
+                for taker, seconds in zip(takers, times, strict=True):
                     seconds.append(timed(lambda: len(taker.take(count)), expect=count))  # noqa: B023
             for pipeline in (short, long):
                 _put_back(pipeline)

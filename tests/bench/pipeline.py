@@ -82,12 +82,13 @@ class Pipeline:
 
     def fill(self, count: int) -> Pipeline:
         """Fill the source with `count` keys, by SQL, and let the server look at them."""
-        self.source.insert(((f"mouse {n % 50}", n) for n in range(min(_SEED, count))))
+        self.source.insert((f"mouse {n % 50}", n) for n in range(min(_SEED, count)))
         have, table = _SEED, self.source.full_table_name
         while have < count:
             missing = min(have, count - have)
             self.sql(
-                f"INSERT INTO {table} (subject, session) SELECT subject, session + {have} FROM {table} WHERE session < {missing}"
+                f"INSERT INTO {table} (subject, session)"
+                f" SELECT subject, session + {have} FROM {table} WHERE session < {missing}"
             )
             have += missing
         self.sql(f"ANALYZE {'TABLE ' if self.is_mysql else ''}{table}")
