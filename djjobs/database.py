@@ -100,9 +100,16 @@ class Database:
                     raise
                 time.sleep(random.uniform(0, 0.01 * 2**tried))
                 if lost:
-                    with suppress(Exception):  # the next try says it, if there is still no server
-                        self.start_afresh()
+                    self._try_to_connect()
         raise AssertionError("not reached")
+
+    def _try_to_connect(self) -> None:
+        """Open a new connection, if there is a server; that there is none the next try will say."""
+        try:
+            self.start_afresh()
+        except Exception as error:
+            if self.engine.diagnose(error) == "credentials":
+                raise
 
     def is_transient(self, error: BaseException) -> bool:
         return self.is_lost(error) or self.engine.is_transient(error)

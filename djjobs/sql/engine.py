@@ -93,18 +93,19 @@ class Engine(ABC):
 
     # -- claiming --------------------------------------------------------------------------------
 
-    #: The first turn after `floor` that has jobs, and whether a waiting job has become due.
+    #: The first turn after `floor` that has jobs, and whether the first waiting job has become due. Ordered by the
+    #: whole index, or PostgreSQL would take so many to be due that it reads the table.
     next_turn = """
         SELECT (SELECT MIN(turn) FROM {jobs}
                 WHERE table_name = %(table)s AND status = 'scheduled' AND turn > %(floor)s {only}),
-               EXISTS (SELECT 1 FROM {jobs}
-                       WHERE table_name = %(table)s AND status = 'scheduled'
-                         AND turn IS NULL AND due_time <= {now})"""
+               (SELECT due_time <= {now} FROM {jobs} {use_order_index}
+                WHERE table_name = %(table)s AND status = 'scheduled' AND turn IS NULL
+                ORDER BY table_name, status, turn, due_time LIMIT 1)"""
 
     pick_due = """
         SELECT key_hash FROM {jobs} {use_order_index}
         WHERE table_name = %(table)s AND status = 'scheduled' AND turn IS NULL AND due_time <= {now}
-        ORDER BY due_time LIMIT %(count)s FOR UPDATE SKIP LOCKED"""
+        ORDER BY turn, due_time LIMIT %(count)s FOR UPDATE SKIP LOCKED"""
 
     #: Put jobs that have become due into line; a retry goes before all new work.
     line_up = """
@@ -127,7 +128,7 @@ class Engine(ABC):
     pick_these = """
         SELECT key_hash, {key}, attempt, priority FROM {jobs}
         WHERE table_name = %(table)s AND key_hash IN %(hashes)s AND status = 'scheduled' AND turn IS NOT NULL
-        FOR UPDATE SKIP LOCKED"""
+        LIMIT %(count)s FOR UPDATE SKIP LOCKED"""
 
     #: A page of the scheduled jobs that a restriction chooses; not locked, so sorting does no harm.
     find_chosen = """

@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import datetime
 import json
+import os
 import subprocess
 import sys
 import time
@@ -16,7 +17,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import cells
-from report import Figure, as_table, machine
+from report import NOTES, Figure, as_table, machine
 
 CELL = str(Path(__file__).resolve().with_name("cell.py"))
 CASES = ("schedule", "throughput", "claims")
@@ -43,10 +44,10 @@ def main() -> int:
             figures,
             servers,
         )
-    print(f"\n{datetime.date.today()}, {machine()}. Servers and clients share these cores.\n")
+    print(f"{datetime.date.today()}, {machine()}; servers and workers share it.\n")
     for cell, version in servers.items():
         print(f"- {cell}: {version}")
-    print(f"\n{as_table(figures)}\n\n{time.monotonic() - started:.0f} s")
+    print(f"\n{as_table(figures)}\n{NOTES}\nMeasured in {time.monotonic() - started:.0f} s.")
     return 0 if figures and all(figure.reached for figure in figures) else 1
 
 
@@ -64,13 +65,14 @@ def measure(
     if not cases:
         return
     command = [cells.python_of(f"dj{datajoint}"), CELL, engine, *cases, *(["--quick"] if quick else [])]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+    environment = {**os.environ, "PYTHONWARNINGS": "ignore::UserWarning"}
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as process:
         assert process.stdout
         for line in process.stdout:
             said = json.loads(line)
             if "figure" in said:
                 figures.append(Figure(**said["figure"]))
-                print(as_table(figures[-1:]).splitlines()[-1], flush=True)
+                print(" | ".join(figures[-1].cells()), file=sys.stderr, flush=True)
             else:
                 servers[said["cell"]] = said["version"]
     if process.returncode:
