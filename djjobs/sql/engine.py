@@ -29,6 +29,8 @@ class Engine(ABC):
     these_queued: ClassVar[str] = "queued.table_name = %(table)s"
     all_queued: ClassVar[str] = these_queued
     hint: ClassVar[str] = ""
+    #: The order of waiting jobs, said so that the engine finds it in the index.
+    due_first: ClassVar[str] = "due_time"
 
     own_connection_id: ClassVar[str]
     #: Whether the user may write the queue, where a user who may not does not even see what DataJoint looks for.
@@ -93,19 +95,18 @@ class Engine(ABC):
 
     # -- claiming --------------------------------------------------------------------------------
 
-    #: The first turn after `floor` that has jobs, and whether the first waiting job has become due. Ordered by the
-    #: whole index, or PostgreSQL would take so many to be due that it reads the table.
+    #: The first turn after `floor` that has jobs, and whether the first waiting job has become due.
     next_turn = """
         SELECT (SELECT MIN(turn) FROM {jobs}
                 WHERE table_name = %(table)s AND status = 'scheduled' AND turn > %(floor)s {only}),
                (SELECT due_time <= {now} FROM {jobs} {use_order_index}
                 WHERE table_name = %(table)s AND status = 'scheduled' AND turn IS NULL
-                ORDER BY table_name, status, turn, due_time LIMIT 1)"""
+                ORDER BY {due_first} LIMIT 1)"""
 
     pick_due = """
         SELECT key_hash FROM {jobs} {use_order_index}
         WHERE table_name = %(table)s AND status = 'scheduled' AND turn IS NULL AND due_time <= {now}
-        ORDER BY turn, due_time LIMIT %(count)s FOR UPDATE SKIP LOCKED"""
+        ORDER BY {due_first} LIMIT %(count)s FOR UPDATE SKIP LOCKED"""
 
     #: Put jobs that have become due into line; a retry goes before all new work.
     line_up = """
@@ -287,7 +288,7 @@ class Engine(ABC):
 
     def render(self, statement: str, **parts: str) -> str:
         """Fill a statement's template."""
-        own = ("now", "key", "user", "or_skip", "hint", "use_order_index", "use_hash_index")
+        own = ("now", "key", "user", "or_skip", "hint", "due_first", "use_order_index", "use_hash_index")
         return statement.format(**{**{name: getattr(self, name) for name in own}, **parts})
 
     #: Ends an INSERT that leaves rows alone which are already there.
