@@ -158,7 +158,7 @@ def set_half_to_success(lab: Lab) -> None:
     lab.schema.connection.query(f"UPDATE {table} SET status = 'success' WHERE key_hash < '8'")
 
 
-def test_a_worker_that_runs_meanwhile_loses_nothing(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_worker_that_runs_meanwhile_loses_nothing(lab: Lab) -> None:
     lab.start_over(1, 150)
 
     def work(number: int) -> int:
@@ -222,8 +222,7 @@ def hash_of(lab: Lab, subject: str, session: int) -> str:
 @pytest.mark.parametrize("choose", [choose_by_key, choose_by_text, choose_by_list, choose_by_jobs, choose_by_table])
 def test_jobs_are_chosen_by_key_by_condition_and_by_query(lab: Lab, choose: Callable[[Lab], Any]) -> None:
     def others() -> set[str]:
-        others = {row["status"] for row in rows_of(lab.Spectrum.jobs) if row["key"] != choose_by_key(lab)}
-        return others
+        return {row["status"] for row in rows_of(lab.Spectrum.jobs) if row["key"] != choose_by_key(lab)}
 
     def mine() -> str:
         return (lab.Spectrum.jobs & {"key_hash": hash_of(lab, "m1", 2)}).fetch1("status")

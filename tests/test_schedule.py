@@ -50,7 +50,7 @@ def lab(standing: Lab) -> Lab:
 
 
 @pytest.fixture
-def interval(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def interval() -> Iterator[None]:
     """Put dj.config["min_scheduling_interval"] back afterwards."""
     before = dj.config["min_scheduling_interval"]
     yield
@@ -274,7 +274,7 @@ def test_new_jobs_get_the_priority_of_the_call_or_of_the_table(lab: Lab, monkeyp
     assert found == {("m0", 1), ("m1", 5), ("m2", 9)}
 
 
-def test_urgent_jobs_go_first(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_urgent_jobs_are_made_first(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
     lab.Spectrum.schedule_jobs({"subject": "m0"}, priority=7)
     lab.Spectrum.schedule_jobs({"subject": "m1"}, priority=0)
     lab.Spectrum.schedule_jobs({"subject": "m2"}, priority=255)
