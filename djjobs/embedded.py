@@ -81,7 +81,7 @@ class PrivateServer:
         deadline = time.monotonic() + 60
         while not self._answers():
             if guard.poll() is not None or time.monotonic() > deadline:
-                raise ServerError(f"{type(self).__name__} did not start:\n{self._log_tail()}")
+                raise ServerError(f"{type(self).__name__} did not start:\n{self.last_words}")
             time.sleep(0.05)
 
     def restart(self) -> None:
@@ -92,6 +92,16 @@ class PrivateServer:
     def kill(self) -> None:
         """Crash: connections break, nothing is flushed. `start` recovers what was committed."""
         self._end(self.crash)
+
+    @property
+    def has_died(self) -> bool:
+        """Whether it ended without being asked to; `last_words` says more."""
+        return self._guard is not None and self._guard.poll() is not None
+
+    @property
+    def last_words(self) -> str:
+        """The end of the server's log."""
+        return "\n".join((self.folder / "log").read_text(errors="replace").splitlines()[-60:])
 
     def stop(self) -> None:
         """End the server and remove its folder. Only the process that started it can."""
@@ -119,7 +129,7 @@ class PrivateServer:
 
     def _run(self, *command: str) -> None:
         if self._spawn(*command).wait():
-            raise ServerError(f"{command[0]} failed:\n{self._log_tail()}")
+            raise ServerError(f"{command[0]} failed:\n{self.last_words}")
 
     def _spawn(self, *command: str) -> subprocess.Popen[str]:
         # -I: otherwise the modules beside this file would hide those of the standard library
@@ -150,9 +160,6 @@ class PrivateServer:
         except subprocess.TimeoutExpired:
             os.killpg(self.pid, signal.SIGKILL)
             self._guard.wait()
-
-    def _log_tail(self) -> str:
-        return "\n".join((self.folder / "log").read_text(errors="replace").splitlines()[-20:])
 
 
 class PostgresServer(PrivateServer):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import secrets
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -55,6 +56,8 @@ class GivenServer:
 
     kill = start = restart
 
+    has_died = False
+
     def stop(self) -> None:
         """Leave it as it is."""
 
@@ -81,6 +84,8 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
             yield server
             dj.conn().close()
     finally:
+        if server.has_died:
+            print(f"The server died during the tests. Its last words:\n{server.last_words}", file=sys.stderr)
         server.stop()
 
 

@@ -125,8 +125,9 @@ def keys_of(query: Any) -> list[dict[str, Any]]:
 
 
 def rows_of(query: Any) -> list[dict[str, Any]]:
-    """The rows of a query as DataJoint gives them."""
-    return query.to_dicts() if MODERN else query.fetch(as_dict=True)
+    """The rows of a query as DataJoint gives them, in the order of the primary key."""
+    rows = query.to_dicts() if MODERN else query.fetch(as_dict=True)
+    return sorted(rows, key=lambda row: [str(row[name]).zfill(10) for name in query.primary_key])
 
 
 def job_counts(table: Any) -> dict[str, int]:
