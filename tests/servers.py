@@ -69,8 +69,13 @@ class MySQLServer(PrivateServer):
         return False
 
     def _common(self) -> list[str]:
+        # A server that starts removes what it takes for its own leftovers from the temporary folder: with one folder
+        # for all, that is what its neighbours are working with, and MariaDB does not survive it.
+        temporary = self.folder / "tmp"
+        temporary.mkdir(exist_ok=True)
         user = ["--user=root"] if AS_ROOT else []
-        return [self._binary, "--no-defaults", f"--datadir={self.folder / 'data'}", *user]
+        folders = [f"--datadir={self.folder / 'data'}", f"--tmpdir={temporary}"]
+        return [self._binary, "--no-defaults", *folders, *user]
 
     def _serving(self) -> list[str]:
         return [
