@@ -9,12 +9,14 @@ Add the mixin to a Computed or Imported table and populate it from the queue::
     Spectrum.populate(reserve_jobs=True, order="random")
 """
 
-from .errors import DjJobsError, LeaseLost
+from .errors import DjJobsError, JobCancelled, JobNotCancellable, JobTimeout, LeaseLost
 from .migrate import migrate, share_with_legacy_tables
 from .mixin import Computed, Imported, JobsMixin
 from .pipeline import adopt
-from .queue import jobs
+from .policy import exponential
+from .queue import jobs, workers
 from .run import Run
+from .running import current_job
 from .settings import settings
 from .status import status
 
@@ -22,14 +24,20 @@ __all__ = [
     "Computed",
     "DjJobsError",
     "Imported",
+    "JobCancelled",
+    "JobNotCancellable",
+    "JobTimeout",
     "JobsMixin",
     "LeaseLost",
     "Run",
     "adopt",
+    "current_job",
+    "exponential",
     "jobs",
     "migrate",
     "settings",
     "status",
+    "workers",
 ]
 
 share_with_legacy_tables()

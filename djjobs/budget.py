@@ -43,11 +43,15 @@ class Budget:
             value = _UNLIMITED if most is None else max(most, 0)
             return context.Value("q", value, lock=False) if context else _Plain(value)
 
-        self._calls, self._looks = number(max_calls), number(limit)
-        self._lock: AbstractContextManager[Any] = context.Lock() if context else threading.Lock()
+        self._calls, self._looks, self._ended = number(max_calls), number(limit), number(0)
+        # Without limits the numbers need not be right, and a process that is killed cannot take the lock with it.
+        limited = max_calls is not None or limit is not None
+        self._lock: AbstractContextManager[Any] = context.Lock() if context and limited else threading.Lock()
 
     def take(self, count: int) -> int:
         """Reserve up to `count` calls; how many are granted."""
+        if self._ended.value:
+            return 0
         with self._lock:
             granted = min(count, self._calls.value, self._looks.value)
             self._calls.value -= granted
@@ -67,8 +71,12 @@ class Budget:
 
     def spend_all(self) -> None:
         """Let nobody take any more."""
-        with self._lock:
-            self._calls.value = 0
+        self._ended.value = 1
+
+    @property
+    def ended(self) -> bool:
+        """Whether nobody is to take any more, not even what was granted."""
+        return bool(self._ended.value)
 
     def most(self, available: int) -> int:
         """How many of the available jobs the budget is enough for."""
@@ -80,6 +88,7 @@ class Pace:
 
     def __init__(self) -> None:
         self._seconds: float | None = None
+        self.longest = 0.0
 
     @contextmanager
     def timing(self) -> Iterator[None]:
@@ -88,6 +97,7 @@ class Pace:
             yield
         finally:
             took = time.monotonic() - started
+            self.longest = max(self.longest, took)
             self._seconds = took if self._seconds is None else 0.7 * self._seconds + 0.3 * took
 
     @property

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from .errors import DjJobsError
-from .identity import next_claim, worker_id
+from .identity import Claimant
 from .keys import Keys
 from .queue import Queue
 
@@ -48,13 +48,23 @@ class Claims:
         "original" (as scheduled), "reverse" or "random", among jobs of the same priority.
     priority : int, optional
         Leave jobs alone whose priority number is higher than this.
+    claimant : Claimant, optional
+        In whose name to claim. Defaults to a worker of its own.
     """
 
-    def __init__(self, queue: Queue, keys: Keys, order: str = "original", priority: int | None = None) -> None:
+    def __init__(
+        self,
+        queue: Queue,
+        keys: Keys,
+        order: str = "original",
+        priority: int | None = None,
+        claimant: Claimant | None = None,
+    ) -> None:
         if order not in ORDERS:
             raise DjJobsError(f"Unknown order {order!r} for {keys.label}. Choose one of {', '.join(ORDERS)}.")
         self._queue, self._keys, self._order, self._priority = queue, keys, order, priority
-        self._table_name = keys.table.table_name
+        self.table_name = keys.table.table_name
+        self.claimant = claimant or Claimant()
         # A retry's turn is its priority less a thousand.
         within = " AND ({job}turn BETWEEN 0 AND %(priority)s OR {job}turn <= %(priority)s - 1000)"
         self._only = "" if priority is None else within
@@ -81,7 +91,7 @@ class Claims:
         return self._queue.db.execute(sql, **self._parameters()).fetchone()[0]
 
     def _parameters(self, **more: Any) -> dict[str, Any]:
-        return {"table": self._table_name, "priority": self._priority, **more}
+        return {"table": self.table_name, "priority": self._priority, **more}
 
     def _claim(self, statement: str, parameters: dict[str, Any]) -> list[Job]:
         """Lock what the statement picks and make it ours, in one transaction."""
@@ -89,7 +99,7 @@ class Claims:
 
     def _claim_once(self, statement: str, parameters: dict[str, Any]) -> list[Job]:
         queue = self._queue
-        token: dict[str, Any] = {"worker": worker_id(), "claim": next_claim()}
+        token: dict[str, Any] = {"worker": self.claimant.worker_id, "claim": self.claimant.next_claim()}
         try:
             with queue.db.transaction():
                 rows = queue.db.execute(statement, **self._parameters(**parameters)).fetchall()
@@ -99,11 +109,11 @@ class Claims:
                     # Looked up by their hashes, they come in the order of these.
                     rows = sorted(rows, key=lambda row: parameters["hashes"].index(row[0]))
                 hashes = tuple(row[0] for row in rows)
-                queue.execute(queue.engine.reserve, table=self._table_name, hashes=hashes, **token, **queue.signature())
+                queue.execute(queue.engine.reserve, table=self.table_name, hashes=hashes, **token, **queue.signature())
         except Exception as error:
             if queue.db.is_transient(error):
                 # The commit may have got through before the connection broke.
-                queue.change(queue.engine.release_claim, table=self._table_name, **token)
+                queue.change(queue.engine.release_claim, table=self.table_name, **token)
             raise
         return [
             Job(key_hash, self._keys.decode(key), attempt, priority, token["worker"], token["claim"])
@@ -133,9 +143,9 @@ class Claims:
         """Put some of the jobs that have become due into line; others may do the same with others."""
         queue = self._queue
         with queue.db.transaction():
-            rows = queue.execute(queue.engine.pick_due, table=self._table_name, count=_PAGE).fetchall()
+            rows = queue.execute(queue.engine.pick_due, table=self.table_name, count=_PAGE).fetchall()
             if rows:
-                queue.execute(queue.engine.line_up, table=self._table_name, hashes=tuple(row[0] for row in rows))
+                queue.execute(queue.engine.line_up, table=self.table_name, hashes=tuple(row[0] for row in rows))
 
     def _picks_of_turn(self) -> Iterator[tuple[str, dict[str, Any]]]:
         queue = self._queue

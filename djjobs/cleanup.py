@@ -24,7 +24,6 @@ def cleanup(queue: Queue, keys: Keys, restrictions: tuple[Any, ...]) -> dict[str
         "orphaned_incomplete": _remove(
             queue, keys, ("scheduled", "error", "ignore", "cancelled"), keys.chosen_sql, join
         ),
-        "recovered": 0,
         "expired": 0,
     }
 

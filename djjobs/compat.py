@@ -6,6 +6,7 @@ the installed DataJoint is this module's `datajoint_api`.
 
 from __future__ import annotations
 
+import copy
 import json
 from collections.abc import Callable
 from typing import Any
@@ -101,6 +102,17 @@ class _Classic:
         from datajoint.connection import connect_host_hook
 
         connect_host_hook(connection)
+
+    def another_connection(self, connection: Any) -> Any:
+        """A second connection to the same server as the same user."""
+        other = copy.copy(connection)
+        # Methods that somebody has put on the object belong to it alone, and so do its queues.
+        own = {name for name, value in other.__dict__.items() if callable(value)} | {"_djjobs_queues"}
+        for name in own & set(other.__dict__):
+            del other.__dict__[name]
+        other._in_transaction = False
+        self.reconnect(other)
+        return other
 
     def column_sql(self, definition: str, connection: Any) -> list[str]:
         from datajoint.declare import prepare_declare

@@ -29,14 +29,17 @@ class Database:
         self.connection = connection
         self.engine: Engine = engine_for(datajoint_api.backend(connection))
         self._open = False
+        self._patience = 0.0
+        self._given_up: Callable[[], bool] = lambda: False
 
     def execute(self, sql: str, **parameters: Any) -> Any:
-        """Run one statement and return its cursor.
+        """Run one statement and return its cursor. Outside a transaction it is tried again if the connection is lost.
 
-        DataJoint reconnects and repeats a statement when the connection is lost. Inside a
-        transaction of ours that would repeat its second half only.
+        Inside a transaction of ours DataJoint would reconnect and repeat its second half only.
         """
-        return self.connection.query(sql, args=parameters, reconnect=False if self._open else None)
+        if self._open or self.connection.in_transaction:
+            return self.connection.query(sql, args=parameters, reconnect=False)
+        return self.retry(lambda: self.connection.query(sql, args=parameters, reconnect=False))
 
     def change(self, sql: str, **parameters: Any) -> int:
         """Run one statement in a transaction of its own and return how many rows it changed."""
@@ -70,7 +73,14 @@ class Database:
     @property
     def interrupt(self) -> Callable[[], None] | None:
         """Makes the statement that runs now return with an error, from another thread; None if a signal does."""
-        return (lambda: self.connection._conn.cancel()) if self.engine.defers_signals else None
+        if not self.engine.defers_signals:
+            return None
+
+        def cancel() -> None:
+            with suppress(Exception):  # there may be no server, and then no statement either
+                self.connection._conn.cancel()
+
+        return cancel
 
     def roll_back(self) -> None:
         """Roll back, also what DataJoint began; if that does not get through, start afresh."""
@@ -100,16 +110,47 @@ class Database:
                     raise
                 time.sleep(random.uniform(0, 0.01 * 2**tried))
                 if lost:
-                    self._try_to_connect()
+                    self._try_to_connect(error)
         raise AssertionError("not reached")
 
-    def _try_to_connect(self) -> None:
+    def _try_to_connect(self, lost: Exception) -> None:
         """Open a new connection, if there is a server; that there is none the next try will say."""
         try:
-            self.start_afresh()
+            self.recover_from(lost)
         except Exception as error:
-            if self.engine.diagnose(error) == "credentials":
+            if self.engine.diagnose(error) == "credentials" or self._patience:
                 raise
+
+    @contextmanager
+    def patient(self, seconds: float, unless: Callable[[], bool]) -> Iterator[None]:
+        """For a stretch of work: wait so long for a server that has gone away, unless asked to give up."""
+        self._patience, self._given_up = seconds, unless
+        try:
+            yield
+        finally:
+            self._patience, self._given_up = 0.0, lambda: False
+
+    def recover_from(self, error: BaseException) -> None:
+        """Get a connection to work again that an error ended a transaction on; wait for the server if need be."""
+        if not self.is_lost(error):
+            self.roll_back()
+        else:
+            self.reconnect()
+
+    def reconnect(self) -> None:
+        """Open a new connection; if the server has gone away, wait for it as long as there is patience."""
+        deadline = time.monotonic() + self._patience
+        pause = 0.05
+        while True:
+            try:
+                self.start_afresh()
+                return
+            except Exception as failure:
+                patient = time.monotonic() + pause <= deadline and not self._given_up()
+                if not patient or self.engine.diagnose(failure) != "unreachable":
+                    raise
+            time.sleep(random.uniform(pause / 2, pause))
+            pause = min(pause * 2, 2.0)
 
     def is_transient(self, error: BaseException) -> bool:
         return self.is_lost(error) or self.engine.is_transient(error)

@@ -1,8 +1,8 @@
 """The demo: a server of its own, the example pipeline, several workers, and what they left behind.
 
-Everything runs on an embedded PostgreSQL that is gone afterwards. The workers are separate processes that do
-what a lab's worker does. They stop when their standard input ends, so none of them outlives the demo, however
-that ends.
+Everything runs on an embedded PostgreSQL that is gone afterwards. The worker is a process of its own that does
+what `djjobs worker --drain` does in a lab. It stops when its standard input ends, so it does not outlive the demo,
+however that ends.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ import signal
 import subprocess
 import sys
 import tempfile
-import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -30,6 +29,8 @@ import pandas as pd
 import djjobs
 
 from .embedded import PostgresServer, ServerError
+from .stopping import start_thread
+from .worker import WorkerOptions, run_worker
 
 __all__ = ["main", "run"]
 
@@ -40,13 +41,13 @@ SCHEDULING_INTERVAL = 0.5  # seconds: a demo is short
 def main(argv: list[str] | None = None) -> int:
     """Run the demo from the command line (``python -m djjobs.demo``) and return the exit code."""
     parser = argparse.ArgumentParser(prog="djjobs demo", description="A job queue at work.")
-    parser.add_argument("--workers", type=int, default=4, help="worker processes (default 4)")
+    parser.add_argument("--workers", type=int, default=4, help="processes that work side by side (default 4)")
     parser.add_argument("--sessions", type=int, default=60, help="sessions to compute (default 60)")
     parser.add_argument("--keep", action="store_true", help="keep the server up until Ctrl-C")
-    parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--slots", type=int, default=0, help=argparse.SUPPRESS)
     options = parser.parse_args(argv)
-    if options.worker:
-        return _work()
+    if options.slots:
+        return _work(options.slots)
     return run(workers=options.workers, sessions=options.sessions, keep=options.keep)
 
 
@@ -56,7 +57,7 @@ def run(workers: int = 4, sessions: int = 60, keep: bool = False) -> int:
     Parameters
     ----------
     workers : int, optional
-        How many worker processes. Default 4.
+        How many processes work side by side. Default 4.
     sessions : int, optional
         How many sessions to compute. Default 60.
     keep : bool, optional
@@ -71,18 +72,18 @@ def run(workers: int = 4, sessions: int = 60, keep: bool = False) -> int:
         _check_requirements()
         with PostgresServer() as server:
             pipeline = _connect(server.settings)
-            print(f"PostgreSQL is up on port {server.port}; {sessions} sessions, {workers} workers.\n")
+            print(f"PostgreSQL is up on port {server.port}; {sessions} sessions, {workers} processes.\n")
             pipeline.insert_sessions(n_sessions=sessions)
             for table in pipeline.TABLES:
                 table.schedule_jobs()
-            with _workers(workers, server.settings) as crew:
-                _watch(pipeline, crew)
+            with _worker(workers, server.settings) as worker:
+                _watch(pipeline, worker, workers)
             _report(pipeline)
             _say_what_next(pipeline, server.settings, keep)
             while keep:
                 signal.pause()
     except KeyboardInterrupt:
-        print("\nInterrupted. The workers and the server are gone.", file=sys.stderr)
+        print("\nInterrupted. The worker and the server are gone.", file=sys.stderr)
         return 130
     except (DemoError, ServerError) as error:
         print(error, file=sys.stderr)
@@ -125,17 +126,12 @@ def _connect(settings: dict[str, Any]) -> ModuleType:
     return importlib.import_module("ephys")
 
 
-def _work() -> int:
-    """What one worker process does: go through the tables, upstream first, until nothing is left."""
+def _work(slots: int) -> int:
+    """What the worker process does: go through the tables, upstream first, until nothing is left."""
     settings = json.loads(sys.stdin.readline())
-    threading.Thread(target=_stop_with_standard_input, daemon=True).start()
+    start_thread(_stop_with_standard_input)
     pipeline = _connect(settings)
-    # Asked upstream first: a table that is done has no more keys for the next.
-    while any(map(_left, pipeline.TABLES)):
-        for table in pipeline.TABLES:
-            # a few at a time, so that sessions flow down the pipeline
-            table.populate(reserve_jobs=True, order="random", suppress_errors=True, max_calls=3)
-        time.sleep(0.1)
+    run_worker(pipeline.TABLES, WorkerOptions(processes=slots, order="random", drain=True))
     return 0
 
 
@@ -144,42 +140,31 @@ def _stop_with_standard_input() -> None:
     os.kill(os.getpid(), signal.SIGTERM)
 
 
-def _left(table: Any) -> bool:
-    """Whether the table has anything to compute yet."""
-    remaining, _ = table.progress()
-    return remaining > len(table.jobs.errors)
-
-
 @contextlib.contextmanager
-def _workers(number: int, settings: dict[str, Any]) -> Iterator[list[Worker]]:
-    crew: list[Worker] = []
-    try:
-        for _ in range(number):
-            log = tempfile.TemporaryFile()  # noqa: SIM115 - outlives this function
-            process = subprocess.Popen(
-                [sys.executable, "-m", "djjobs.demo", "--worker"],
-                stdin=subprocess.PIPE,
-                stdout=log,
-                stderr=log,
-                env={**os.environ, "DJ_IGNORE_CONFIG_FILE": "true"},
-                start_new_session=True,  # Ctrl-C is for the demo, which stops its workers itself
-            )
-            crew.append(Worker(process, log))
-            assert process.stdin
-            process.stdin.write(json.dumps(settings).encode() + b"\n")
-            process.stdin.flush()
-        yield crew
-    finally:
-        for worker in crew:
-            worker.process.terminate()
-        for worker in crew:
+def _worker(slots: int, settings: dict[str, Any]) -> Iterator[Worker]:
+    with tempfile.TemporaryFile() as log:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "djjobs.demo", f"--slots={slots}"],
+            stdin=subprocess.PIPE,
+            stdout=log,
+            stderr=log,
+            env={**os.environ, "DJ_IGNORE_CONFIG_FILE": "true", "DJJOBS_GRACE": "1"},
+            start_new_session=True,  # Ctrl-C is for the demo, which stops its worker itself
+        )
+        assert process.stdin
+        process.stdin.write(json.dumps(settings).encode() + b"\n")
+        process.stdin.flush()
+        try:
+            yield Worker(process, log)
+        finally:
+            process.terminate()
             try:
-                worker.process.wait(10)
+                process.wait(10)
             except subprocess.TimeoutExpired:
-                worker.process.kill()
+                process.kill()
 
 
-def _watch(pipeline: ModuleType, crew: list[Worker]) -> None:
+def _watch(pipeline: ModuleType, worker: Worker, slots: int) -> None:
     """Show the progress: a live table in a terminal, otherwise a line now and then."""
     from rich.console import Console
     from rich.live import Live
@@ -188,28 +173,27 @@ def _watch(pipeline: ModuleType, crew: list[Worker]) -> None:
     console = Console()
     if console.is_terminal:
         with Live(console=console, auto_refresh=False) as live:
-            for status in _follow(pipeline, crew):
-                caption = f"{len(crew)} workers, {time.monotonic() - start:.0f} s"
+            for status in _follow(pipeline, worker):
+                caption = f"{slots} processes, {time.monotonic() - start:.0f} s"
                 live.update(_picture(status, caption), refresh=True)
         return
     due = start
-    for status in _follow(pipeline, crew):
+    for status in _follow(pipeline, worker):
         if time.monotonic() >= due:
             print(", ".join(f"{table}: {done}" for table, done in status["done"].items()), flush=True)
             due += 3
 
 
-def _follow(pipeline: ModuleType, crew: list[Worker]) -> Iterator[pd.DataFrame]:
-    """The status again and again until the last worker has ended, and once more."""
-    codes: list[int | None] = [None]
-    while None in codes:
-        codes = [worker.process.poll() for worker in crew]
+def _follow(pipeline: ModuleType, worker: Worker) -> Iterator[pd.DataFrame]:
+    """The status again and again until the worker has ended, and once more."""
+    code = None
+    while code is None:
+        code = worker.process.poll()
         yield djjobs.status(pipeline)
-        for worker, code in zip(crew, codes, strict=True):
-            if code:
-                worker.log.seek(0)
-                output = worker.log.read().decode(errors="replace")
-                raise DemoError(f"A worker ended with exit code {code}. Its last words:\n{output[-2000:]}")
+        if code:
+            worker.log.seek(0)
+            output = worker.log.read().decode(errors="replace")
+            raise DemoError(f"The worker ended with exit code {code}. Its last words:\n{output[-2000:]}")
         time.sleep(0.2)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from datajoint.errors import DataJointError
 
-__all__ = ["DjJobsError", "LeaseLost"]
+__all__ = ["DjJobsError", "JobCancelled", "JobNotCancellable", "JobTimeout", "LeaseLost"]
 
 
 class DjJobsError(DataJointError):
@@ -13,3 +13,15 @@ class DjJobsError(DataJointError):
 
 class LeaseLost(DjJobsError):
     """The job was given to another worker meanwhile; nothing of this attempt was committed."""
+
+
+class JobCancelled(DjJobsError):
+    """Somebody called this job off. Raised inside make() at its next safe point; nothing is committed."""
+
+
+class JobTimeout(DjJobsError):
+    """make() took longer than the table's `timeout`. Raised inside make()."""
+
+
+class JobNotCancellable(DjJobsError):
+    """The job is over, so there is nothing to cancel."""

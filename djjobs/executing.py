@@ -9,12 +9,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from .claiming import Job
-from .errors import LeaseLost
-from .finishing import Finisher
-from .queue import Queue
+from .errors import DjJobsError, JobCancelled, JobTimeout, LeaseLost
+from .finishing import Failure, Finisher
+from .running import CurrentJob, Desk
 from .stopping import Stop
 
-__all__ = ["Executor", "Outcome"]
+__all__ = ["Executor", "Outcome", "describe"]
 
 logger = logging.getLogger("djjobs")
 
@@ -24,68 +24,126 @@ _TRANSIENT_TRIES = 3
 
 @dataclass(frozen=True)
 class Outcome:
-    """What came of a job: make() ran, or the key was there already, or there was an error."""
+    """What came of a job: make() ran, or the key was there already, or there was an error, or it was called off.
+
+    `retry_in` says in how many seconds a failed job will be tried again.
+    """
 
     key: dict[str, Any]
     made: bool
     error: Exception | None = None
     message: str = ""
+    retry_in: float | None = None
+    cancelled: bool = False
+    seconds: float = 0.0
+
+    @property
+    def stays_an_error(self) -> bool:
+        """Whether the job failed and nobody will try it again."""
+        return self.error is not None and self.retry_in is None and not isinstance(self.error, LeaseLost)
 
 
 class Executor:
-    """Runs the jobs of one table, one after the other."""
+    """Runs the jobs of one table, one after the other.
 
-    def __init__(self, queue: Queue, table: Any, finisher: Finisher, make_kwargs: dict[str, Any] | None) -> None:
-        self._queue, self._table, self._finisher, self._make_kwargs = queue, table, finisher, make_kwargs
+    Parameters
+    ----------
+    desk
+        Where jobs are put while they run.
+    number : int
+        The table's number on the desk. Defaults to 0.
+    """
+
+    def __init__(self, finisher: Finisher, make_kwargs: dict[str, Any] | None, desk: Desk, number: int = 0) -> None:
+        self.finisher, self._make_kwargs, self._desk, self._number = finisher, make_kwargs, desk, number
+        self._queue, self._table = finisher.queue, finisher.keys.table
 
     def run(self, job: Job, stop: Stop) -> Outcome:
         """Run a job to its end. Errors come back in the outcome; a stop gives the job back and is raised."""
         started = time.monotonic()
-        try:
-            return self._make(job, stop, started)
-        except Exception as error:
-            self._queue.db.roll_back()
-            if stop.requested is None:
-                return self._fail(job, error, time.monotonic() - started)
-            # The stop broke the connection first, and DataJoint stumbled over that.
-            self._give_back_after_stop(job)
-            stop.check()
-            raise
-        except BaseException:
-            self._give_back_after_stop(job)
-            raise
+        with self._desk.working_on(job, self._number) as current:
+            try:
+                return self._make(job, current, stop, started)
+            except Exception as raised:
+                if stop.requested is not None:
+                    # The stop broke the connection first, and DataJoint stumbled over that.
+                    self._give_back_after_stop(job)
+                    stop.check()
+                if stop.interrupted_by is None:
+                    self._queue.db.roll_back()
+                    return self._end(job, raised, time.monotonic() - started)
+                # It is the interrupt itself, or what the driver says of the statement that it broke.
+                self._queue.db.start_afresh()
+                interruption = self._interruption(stop.interrupted_by, job).with_traceback(raised.__traceback__)
+                return self._end(job, interruption, time.monotonic() - started)
+            except BaseException as ended:
+                if stop.requested is None and isinstance(ended, (SystemExit, KeyboardInterrupt)):
+                    # make() itself wants to leave, and would at every try.
+                    self._queue.db.roll_back()
+                    return self._end(job, _left(ended), time.monotonic() - started)
+                self._give_back_after_stop(job)
+                raise
 
-    def _make(self, job: Job, stop: Stop, started: float) -> Outcome:
+    def _make(self, job: Job, current: CurrentJob, stop: Stop, started: float) -> Outcome:
+        def elapsed() -> float:
+            return time.monotonic() - started
+
         for tries_left in reversed(range(_TRANSIENT_TRIES)):
             try:
-                with (
-                    self._finisher.with_commit(job, lambda: time.monotonic() - started),
-                    stop.interruptible(),
-                ):
+                current.check_cancelled()
+                with self.finisher.with_commit(job, elapsed, stop), stop.interruptible():
                     made = self._table._populate1(job.key, None, False, True, make_kwargs=self._make_kwargs)
             except Exception as error:
-                if stop.requested or not tries_left or not self._queue.db.is_transient(error):
+                interrupted = stop.requested or stop.interrupted_by
+                if interrupted or not tries_left or not self._queue.db.is_transient(error):
                     raise
                 logger.warning("%s %s is tried again: %s", type(self._table).__name__, job.key, error)
-                self._queue.db.roll_back()
+                self._queue.db.recover_from(error)
                 continue
             if not made:
-                self._finisher.already_done(job)
-            return Outcome(job.key, made)
+                self.finisher.already_done(job)
+            return Outcome(job.key, made, seconds=elapsed())
         raise AssertionError("not reached")
+
+    def _interruption(self, kind: type[Exception], job: Job) -> Exception:
+        name = type(self._table).__name__
+        if kind is JobTimeout:
+            return JobTimeout(f"make() of {name} took longer than {self.finisher.policy.timeout:g} s.")
+        return JobCancelled(f"The job {job.key} of {name} was cancelled.")
 
     def _give_back_after_stop(self, job: Job) -> None:
         self._queue.db.start_afresh()
-        self._finisher.give_back([job])
+        self.finisher.give_back([job])
 
-    def _fail(self, job: Job, error: Exception, duration: float) -> Outcome:
-        logger.debug("%s %s failed: %s", type(self._table).__name__, job.key, describe(error))
-        if not isinstance(error, LeaseLost):
-            try:
-                self._finisher.failed(job, describe(error), "".join(traceback.format_exception(error)), duration)
-            except LeaseLost as lost:
-                error = lost
-        return Outcome(job.key, made=False, error=error, message=describe(error))
+    def _end(self, job: Job, error: Exception, seconds: float) -> Outcome:
+        message = describe(error)
+        try:
+            if isinstance(error, JobCancelled):
+                self.finisher.cancelled(job)
+                return self._cancelled(job, message, seconds)
+            if not isinstance(error, LeaseLost):
+                wait = self.finisher.policy.wait_after_error(error, job)
+                kind = "timeout" if isinstance(error, JobTimeout) else "error"
+                stack = "".join(traceback.format_exception(error))
+                if self.finisher.failed(job, Failure(kind, message, stack, seconds), wait) == "cancelled":
+                    return self._cancelled(job, message, seconds)
+                return Outcome(job.key, made=False, error=error, message=message, retry_in=wait, seconds=seconds)
+        except LeaseLost as lost:
+            error, message = lost, describe(lost)
+        return Outcome(job.key, made=False, error=error, message=message, seconds=seconds)
+
+    def _cancelled(self, job: Job, message: str, seconds: float) -> Outcome:
+        """The job was called off. What make() left behind elsewhere is the table's own to remove."""
+        try:
+            self._table.on_cancel(job.key)
+        except Exception:
+            logger.exception("on_cancel of %s failed for %s", type(self._table).__name__, job.key)
+        return Outcome(job.key, made=False, cancelled=True, message=message, seconds=seconds)
+
+
+def _left(ended: BaseException) -> Exception:
+    error = DjJobsError(f"make() wanted to end its process: {describe(ended)}")
+    return error.with_traceback(ended.__traceback__)
 
 
 def describe(error: BaseException) -> str:

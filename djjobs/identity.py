@@ -14,22 +14,50 @@ from typing import Any
 
 import datajoint as dj
 
-__all__ = ["next_claim", "run_metadata", "worker_id"]
+__all__ = ["Claimant", "claims_of", "cluster_job", "process_id", "run_metadata"]
+
+#: So many claims a slot can make before it would use the numbers of the next one.
+_CLAIMS_OF_A_SLOT = 2**40
+
+
+class Claimant:
+    """Who claims jobs: a worker, with an id that no other ever has, and claim numbers that only grow.
+
+    The slots of a worker claim in its name, each with numbers of its own.
+    """
+
+    def __init__(self, worker_id: str | None = None, slot: int = 0) -> None:
+        self.worker_id = worker_id or str(uuid.uuid4())
+        self.slot = slot
+        self._numbers = itertools.count(slot * _CLAIMS_OF_A_SLOT + 1)
+
+    def next_claim(self) -> int:
+        return next(self._numbers)
+
+    def for_slot(self, slot: int) -> Claimant:
+        """The same worker's slot, by a number that was not used before."""
+        return Claimant(self.worker_id, slot)
+
+
+def claims_of(slot: int) -> tuple[int, int]:
+    """The first and the last number that a slot's claims can have."""
+    return slot * _CLAIMS_OF_A_SLOT + 1, (slot + 1) * _CLAIMS_OF_A_SLOT
 
 
 @cache
-def _identity(pid: int) -> tuple[str, itertools.count[int]]:
-    return str(uuid.uuid4()), itertools.count(1)
+def _process_id(pid: int) -> str:
+    return str(uuid.uuid4())
 
 
-def worker_id() -> str:
+def process_id() -> str:
     """This process's id. A forked child gets one of its own."""
-    return _identity(os.getpid())[0]
+    return _process_id(os.getpid())
 
 
-def next_claim() -> int:
-    """The next claim's number."""
-    return next(_identity(os.getpid())[1])
+def cluster_job() -> str:
+    """The cluster's number for the job that this process runs in; empty outside a cluster."""
+    array, task = os.environ.get("SLURM_ARRAY_JOB_ID"), os.environ.get("SLURM_ARRAY_TASK_ID")
+    return f"{array}_{task}" if array and task else os.environ.get("SLURM_JOB_ID", "")
 
 
 @lru_cache(maxsize=1)

@@ -148,6 +148,12 @@ class Keys:
         return f"SELECT DISTINCT {self.hash_sql('target')} AS key_hash FROM {target} AS target"
 
     @property
+    def made_among_sql(self) -> str:
+        """A row for every key that is in the target."""
+        made = f"SELECT 1 FROM {self.target.full_table_name} AS target WHERE {self.same_key_sql}"
+        return f"SELECT 1 FROM ({self.source_sql}) AS source WHERE EXISTS ({made})"
+
+    @property
     def same_key_sql(self) -> str:
         """Whether a row of the target belongs to a key."""
         pairs = [f"target.{self._quote(name)} = source.{self._quote(name)}" for name in self.attributes]

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import datajoint as dj
 
 from . import cleanup, scheduling
+from .cancelling import cancel
 from .compat import datajoint_api, instantiate_for
 from .database import explained
 from .errors import DjJobsError
+from .finishing import Finisher
 from .keys import Keys, table_label
+from .leases import recover
+from .policy import RetryOn, exponential
 from .populate import populate
 from .queue import Queue
 from .run import Run
@@ -47,6 +52,16 @@ class JobsMixin:
     keep_completed : bool
         Keep finished jobs as `success` rows, with their duration and metadata. Defaults to
         ``djjobs.settings.keep_completed`` and, on DataJoint 2, ``dj.config.jobs.keep_completed``.
+    max_attempts : int
+        How often a job is tried before its error stays. Defaults to None: an error stays at once, and a job that
+        loses its worker comes back up to ``djjobs.settings.max_crashes`` times.
+    retry_on : exception classes or callable
+        Which errors are tried again, if `max_attempts` allows it: classes, or a function of the exception and
+        the job. Defaults to every `Exception`.
+    backoff : callable or float
+        Seconds until the next try, after the attempt with this number. Defaults to ``djjobs.exponential()``.
+    timeout : float
+        Seconds that one make() may take. Defaults to None, no limit.
     jobs : Jobs
         The rows of `~jobs` that belong to this table: a DataJoint query, with `.scheduled`,
         `.reserved`, `.errors`, `.ignored`, `.completed` and `.cancelled`.
@@ -54,7 +69,14 @@ class JobsMixin:
 
     priority: int | None = None
     keep_completed: bool | None = None
+    max_attempts: int | None = None
+    retry_on: RetryOn = Exception
+    backoff: Callable[[int], float] | float = exponential()
+    timeout: float | None = None
     jobs = _JobsOfTable()
+
+    def on_cancel(self, key: dict[str, Any]) -> None:
+        """Called after a running job was cancelled and rolled back: remove what make() left elsewhere."""
 
     def schedule_jobs(
         self,
@@ -197,10 +219,13 @@ class JobsMixin:
         -------
         dict
             How many jobs were removed: ``orphaned_success`` (the row in this table is gone) and
-            ``orphaned_incomplete`` (the key left key_source); ``recovered`` and ``expired``.
+            ``orphaned_incomplete`` (the key left key_source); how many were ``recovered`` from dead workers; and
+            ``expired``.
         """
         with self._explained("clean up"):
-            return cleanup.cleanup(*self._queue_and_keys(()), restrictions)
+            queue, keys = self._queue_and_keys(())
+            recovered = 0 if restrictions else recover(queue, {keys.table.table_name: self._finisher(queue, keys)})
+            return {**cleanup.cleanup(queue, keys, restrictions), "recovered": recovered}
 
     def retry_jobs(self, *restrictions: Any) -> int:
         """Put jobs that are `error` or `cancelled` back into the queue; return how many."""
@@ -224,12 +249,34 @@ class JobsMixin:
             known = scheduling.set_status(queue, keys, ("scheduled", "error", "cancelled"), "ignore")
             return known + scheduling.insert_new(queue, keys, "ignore", self._priority())
 
-    def cancel_jobs(self, *restrictions: Any) -> int:
-        """Call off scheduled jobs; they stay `cancelled` until they are retried. Return how many."""
+    def cancel_jobs(self, *restrictions: Any, force: bool = False) -> int:
+        """Call off jobs; they stay `cancelled` until they are retried.
+
+        Scheduled jobs are cancelled at once. A running job is asked to stop at its next safe point: when make()
+        calls ``djjobs.current_job().check_cancelled()`` or tells its progress, at the latest just before the
+        commit. It is rolled back then, and `on_cancel` is called.
+
+        Parameters
+        ----------
+        *restrictions
+            Which jobs, as in `populate`.
+        force : bool
+            Interrupt running jobs now; a worker kills a process that does not yield. Defaults to False.
+
+        Returns
+        -------
+        int
+            How many jobs were cancelled or asked to stop.
+
+        Raises
+        ------
+        JobNotCancellable
+            If all that was chosen is over already.
+        """
         with self._explained("cancel jobs of"):
             queue, keys = self._queue_and_keys(restrictions)
             keys.insist_on_known_keys()
-            return scheduling.set_status(queue, keys, ("scheduled",), "cancelled")
+            return cancel(queue, keys, force)
 
     # -- shared by the above ---------------------------------------------------------------------------
 
@@ -272,6 +319,9 @@ class JobsMixin:
                     raise DjJobsError(f"The priority of {table_label(self)} must be 0 to 255, not {choice!r}.")
                 return choice
         return datajoint_api.default_priority(self.connection)  # type: ignore[attr-defined]
+
+    def _finisher(self, queue: Queue, keys: Keys) -> Finisher:
+        return Finisher(queue, keys, self._keeps_completed())
 
     def _keeps_completed(self) -> bool:
         if self.keep_completed is not None:

@@ -9,11 +9,17 @@ from typing import Any
 from .budget import Budget
 from .claiming import Claims
 from .errors import DjJobsError
-from .executing import Outcome
+from .executing import Executor, Outcome
+from .finishing import Finisher
+from .identity import Claimant
 from .keys import Keys
+from .leases import recover
 from .processes import work_in_processes
 from .progress import ProgressBar
+from .pulse import Pulse
 from .queue import Queue
+from .running import Desk
+from .slots import Line, SlotLine
 from .stopping import Stop
 from .working import Options, Results, work
 
@@ -35,9 +41,12 @@ def populate(queue: Queue, keys: Keys, options: Options, schedule: Callable[[], 
             f"processes={processes} for {keys.label} needs a system that can fork. "
             "Start several Python processes instead, each with populate(reserve_jobs=True)."
         )
-    claims = Claims(queue, keys, options.order, options.priority)
+    finisher = Finisher(queue, keys, options.keep_completed)
+    claimant = Claimant()
+    claims = Claims(queue, keys, options.order, options.priority, claimant)
     with Stop() as stop:
         # A stop that comes meanwhile waits for the statement to end, so that no mark is left behind.
+        recover(queue, {finisher.table_name: finisher})
         schedule()
         stop.check()
     context = mp.get_context("fork") if processes > 1 else None
@@ -48,12 +57,31 @@ def populate(queue: Queue, keys: Keys, options: Options, schedule: Callable[[], 
             results.add(outcome, options.return_exception_objects)
             bar.update(outcome)
 
-        def run(report: Callable[[Outcome], None]) -> None:
+        def run(line: Line, claims: Claims, report: Callable[[Outcome], None]) -> None:
             with Stop(queue.db.interrupt) as stop:
-                work(queue, keys, claims, options, budget=budget, stop=stop, reschedule=schedule, report=report)
+                desk = Desk(line.page, stop)
+                line.listen(desk)
+                executor = Executor(finisher, options.make_kwargs, desk)
+                work(
+                    queue,
+                    claims,
+                    executor,
+                    options,
+                    budget=budget,
+                    stop=stop,
+                    begin=line.begin,
+                    reschedule=schedule,
+                    report=report,
+                )
+
+        def run_slot(line: SlotLine, number: int) -> None:
+            of_slot = Claims(queue, keys, options.order, options.priority, claimant.for_slot(number))
+            run(line, of_slot, line.report)
 
         if context is None:
-            run(report)
+            with Pulse(claimant, finisher) as pulse:
+                run(pulse, claims, report)
         else:
-            work_in_processes(context, processes, queue, keys, run, report, stop=budget.spend_all)
+            suppress = options.suppress_errors
+            work_in_processes(context, processes, finisher, claimant, run_slot, report, budget, suppress)
     return results.as_dict()

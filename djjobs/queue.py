@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import os
 import platform
 from typing import Any
@@ -9,9 +10,10 @@ from typing import Any
 from .compat import AccessError, datajoint_api
 from .database import Database, explained
 from .errors import DjJobsError
-from .tables import JSON_COLUMNS, UNFINISHED_MARK, VERSION_MARK, JobControl, Jobs, job_columns
+from .settings import settings
+from .tables import JSON_COLUMNS, UNFINISHED_MARK, VERSION_MARK, JobControl, Jobs, Workers, job_columns
 
-__all__ = ["Queue", "jobs"]
+__all__ = ["Queue", "jobs", "workers"]
 
 #: `~jobs` as DataJoint 0.14 declares it.
 _LEGACY_COLUMNS = frozenset(
@@ -20,7 +22,7 @@ _LEGACY_COLUMNS = frozenset(
 
 
 class Queue:
-    """`~jobs` and `~jobs_control` of one schema.
+    """`~jobs`, `~jobs_control` and `~workers` of one schema.
 
     One object for a connection and a schema: get it with `Queue.of`.
     """
@@ -31,11 +33,13 @@ class Queue:
         self.engine = self.db.engine
         self.jobs = Jobs(connection, database)
         self.control = JobControl(connection, database)
+        self.workers = Workers(connection, database)
         self._user: str | None = None
 
     @classmethod
     def of(cls, connection: Any, database: str) -> Queue:
         """The queue of a schema, declared if it is not there yet."""
+        settings.insist_on_environment()
         # DataJoint's connections compare by value and cannot be keys of a dictionary.
         queues = connection.__dict__.setdefault("_djjobs_queues", {})
         queue = queues.get(database) or cls(connection, database)
@@ -53,9 +57,11 @@ class Queue:
                     self._declare()
         self._insist_on_version()
         datajoint_api.mark_json(self.jobs, JSON_COLUMNS)
+        datajoint_api.mark_json(self.workers, Workers.json_columns)
 
     def _is_complete(self) -> bool:
-        return self.jobs.is_declared and version_of(self.jobs) != "unfinished" and self.control.is_declared
+        others = self.control.is_declared and self.workers.is_declared
+        return others and self.jobs.is_declared and version_of(self.jobs) != "unfinished"
 
     def _declare(self) -> None:
         if self.jobs.is_declared and version_of(self.jobs) == "unfinished":
@@ -67,8 +73,9 @@ class Queue:
             columns = ", ".join(f"MODIFY {column}" for column in job_columns(self.db.connection, self.engine).values())
             self.db.execute(self.sql(self.engine.after_declare, modify_columns=columns, comment=VERSION_MARK))
             self.jobs = Jobs(self.db.connection, self.database)
-        if not self.control.is_declared:
-            self.control.declare()
+        for table in (self.control, self.workers):
+            if not table.is_declared:
+                table.declare()
 
     def _insist_on_version(self) -> None:
         if version_of(self.jobs) == "current":
@@ -91,11 +98,21 @@ class Queue:
         if may_write and not self.db.execute(may_write, jobs=self.jobs.full_table_name).fetchone()[0]:
             raise AccessError(f"no INSERT and UPDATE on the queue of {label}")
 
+    def on(self, db: Database) -> Queue:
+        """The same queue on another connection."""
+        other = copy.copy(self)
+        other.db = db
+        return other
+
     # -- statements ---------------------------------------------------------------------------------
 
     def sql(self, statement: str, **parts: str) -> str:
         """A statement of the engine, with this queue's tables."""
-        tables = {"jobs": self.jobs.full_table_name, "control": self.control.full_table_name}
+        tables = {
+            "jobs": self.jobs.full_table_name,
+            "control": self.control.full_table_name,
+            "workers": self.workers.full_table_name,
+        }
         return self.engine.render(statement, **{**tables, **parts})
 
     def execute(self, statement: str, **parameters: Any) -> Any:
@@ -108,6 +125,11 @@ class Queue:
     def ask(self, statement: str, **parameters: Any) -> Any:
         """The single value that a statement returns."""
         return self.execute(statement, **parameters).fetchone()[0]
+
+    def announce(self) -> None:
+        """Tell idle workers that there is something to do, where the engine can."""
+        if self.engine.notify:
+            self.db.execute(self.engine.notify, schema=self.database)
 
     def signature(self) -> dict[str, Any]:
         """Who acts, as the rows record it."""
@@ -135,6 +157,12 @@ def _comment(jobs: Jobs) -> str:
     return (jobs.heading.table_status or {}).get("comment") or ""
 
 
+def _queue_of(schema: Any) -> Queue:
+    if not getattr(schema, "database", None):
+        raise DjJobsError(f"{schema!r} is not an activated schema. Pass the dj.Schema object of the pipeline.")
+    return Queue.of(schema.connection, schema.database)
+
+
 def jobs(schema: Any) -> Jobs:
     """The whole `~jobs` of a schema, as a DataJoint query.
 
@@ -143,6 +171,15 @@ def jobs(schema: Any) -> Jobs:
     schema : dj.Schema
         An activated schema.
     """
-    if not getattr(schema, "database", None):
-        raise DjJobsError(f"{schema!r} is not an activated schema. Pass the dj.Schema object of the pipeline.")
-    return Queue.of(schema.connection, schema.database).jobs
+    return _queue_of(schema).jobs
+
+
+def workers(schema: Any) -> Workers:
+    """`~workers` of a schema, as a DataJoint query: who works there, and when each was heard of last.
+
+    Parameters
+    ----------
+    schema : dj.Schema
+        An activated schema.
+    """
+    return _queue_of(schema).workers

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from .errors import DjJobsError
-from .identity import worker_id
+from .identity import process_id
 from .keys import Keys
 from .queue import Queue
 from .run import Run
@@ -74,7 +74,10 @@ def insert_new(queue: Queue, keys: Keys, status: str, priority: int, due_time: D
         "priority": priority,
         "due_time": _due_parameter(due_time, keys.label),
     }
-    return queue.db.change(sql, **parameters, **queue.signature())
+    inserted = queue.db.change(sql, **parameters, **queue.signature())
+    if inserted:
+        queue.announce()
+    return inserted
 
 
 def put_back(queue: Queue, keys: Keys, statuses: tuple[str, ...], due_time: DueTime = None) -> int:
@@ -98,8 +101,11 @@ def set_status(queue: Queue, keys: Keys, statuses: tuple[str, ...], status: str)
 
 
 def _change(queue: Queue, keys: Keys, changes: str, statuses: tuple[str, ...], chosen: str, **parameters: Any) -> int:
-    sql = queue.sql(queue.engine.change_chosen, changes=changes, chosen=chosen)
-    return queue.db.change(sql, table=keys.table.table_name, statuses=statuses, **parameters)
+    sql = queue.sql(queue.engine.change_chosen, changes=changes, chosen=chosen, also="")
+    changed = queue.db.change(sql, table=keys.table.table_name, statuses=statuses, **parameters)
+    if changed:
+        queue.announce()
+    return changed
 
 
 def _due_and_turn(queue: Queue, due_time: DueTime, priority: str) -> tuple[str, str]:
@@ -140,7 +146,7 @@ def _scope(keys: Keys, force: bool) -> str:
 def _turn_to_schedule(queue: Queue, table_name: str, scope: str, interval: float) -> Iterator[bool]:
     """Yield whether it is our turn: nobody else is at it, and the last time is long enough ago."""
     engine = queue.engine
-    parameters = {"table": table_name, "scope": scope, "worker": worker_id()}
+    parameters = {"table": table_name, "scope": scope, "worker": process_id()}
     if not _begin(queue, scope, parameters, interval):
         yield False
         return

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import os
-from typing import Any
+from collections.abc import Callable
+from typing import Any, Generic, TypeVar, overload
 
 from .compat import config_value
 from .errors import DjJobsError
 
 __all__ = ["Settings", "check_seconds", "settings"]
+
+T = TypeVar("T")
 
 
 def check_seconds(name: str, value: Any) -> float:
@@ -22,21 +25,64 @@ def check_seconds(name: str, value: Any) -> float:
     return seconds
 
 
+def _check_some_seconds(name: str, value: Any) -> float:
+    seconds = check_seconds(name, value)
+    if not seconds:
+        raise DjJobsError(f"{name} must be more than zero seconds.")
+    return seconds
+
+
+def _check_count(name: str, value: Any) -> int:
+    try:
+        count = int(value)
+    except (TypeError, ValueError):
+        count = 0
+    if count < 1:
+        raise DjJobsError(f"{name} must be a whole number, one or more, not {value!r}.")
+    return count
+
+
 def _check_flag(name: str, value: Any) -> bool:
-    flags = {
-        "1": True,
-        "true": True,
-        "yes": True,
-        "on": True,
-        "0": False,
-        "false": False,
-        "no": False,
-        "off": False,
-    }
-    flag = flags.get(str(value).strip().lower())
-    if flag is None:
-        raise DjJobsError(f"{name} must be true or false, not {value!r}.")
-    return flag
+    words = {True: ("1", "true", "yes", "on"), False: ("0", "false", "no", "off")}
+    text = str(value).strip().lower()
+    for flag, spellings in words.items():
+        if text in spellings:
+            return flag
+    raise DjJobsError(f"{name} must be true or false, not {value!r}.")
+
+
+class _Setting(Generic[T]):
+    """One setting: its default, and the check that every value goes through."""
+
+    def __init__(self, default: T, check: Callable[[str, Any], T]) -> None:
+        self.value, self._check = default, check
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self.name = name
+
+    @overload
+    def __get__(self, owner: None, kind: type) -> _Setting[T]: ...
+    @overload
+    def __get__(self, owner: object, kind: type) -> T: ...
+    def __get__(self, owner: object | None, kind: type) -> _Setting[T] | T:
+        return self if owner is None else self.value
+
+    def __set__(self, owner: object, value: Any) -> None:
+        self.value = self._check(self.name, value)
+
+
+class _ConfigSetting(_Setting[T]):
+    """A setting that is also `dj.config[name]`."""
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        super().__set_name__(owner, name)
+        config_value.install(name, self.value, self._check)
+
+    def __get__(self, owner: object | None, kind: type) -> Any:
+        return self if owner is None else self._check(self.name, config_value.get(self.name))
+
+    def __set__(self, owner: object, value: Any) -> None:
+        config_value.set(self.name, self._check(self.name, value))
 
 
 class Settings:
@@ -56,44 +102,57 @@ class Settings:
     keep_completed : bool
         Keep finished jobs as `success` rows with their duration and metadata. A table's own
         `keep_completed` goes first. Defaults to False.
+    heartbeat_interval : float
+        Every so many seconds a worker shows that it is alive. Defaults to 10.
+    lease : float
+        The jobs of a worker that has not shown this for so many seconds go back into the queue.
+        Defaults to 60.
+    max_crashes : int
+        How often a job may lose its worker before it becomes an error, if its table does not say
+        `max_attempts`. Defaults to 3.
+    grace : float
+        How many seconds a worker that is to stop lets running jobs go on, and how many a make() has to
+        yield when it is interrupted. Defaults to 5.
+    reconnect_timeout : float
+        How long a populate waits for a server that went away in the middle of its work. Defaults to 60.
     """
 
+    min_scheduling_interval = _ConfigSetting(5.0, check_seconds)
+    scheduling_timeout = _Setting(60.0, check_seconds)
+    keep_completed = _Setting(False, _check_flag)
+    heartbeat_interval = _Setting(10.0, _check_some_seconds)
+    lease = _Setting(60.0, _check_some_seconds)
+    max_crashes = _Setting(3, _check_count)
+    grace = _Setting(5.0, check_seconds)
+    reconnect_timeout = _Setting(60.0, check_seconds)
+
     def __init__(self) -> None:
-        config_value.install("min_scheduling_interval", 5.0, check_seconds)
-        self._scheduling_timeout = 60.0
-        self._keep_completed = False
+        self._complaint = ""
         for name in self._names():
             text = os.environ.get(f"DJJOBS_{name.upper()}")
             if text is not None:
-                setattr(self, name, text)
+                try:
+                    setattr(self, name, text)
+                except DjJobsError as error:
+                    self._complaint = self._complaint or f"DJJOBS_{name.upper()}: {error}"
+
+    def insist_on_environment(self) -> None:
+        """Raise if an environment variable makes no sense. An import is no good place to say so."""
+        if self._complaint:
+            raise DjJobsError(self._complaint)
 
     @classmethod
     def _names(cls) -> list[str]:
-        return [name for name, value in vars(cls).items() if isinstance(value, property)]
+        return [name for name, value in vars(cls).items() if isinstance(value, _Setting)]
 
-    @property
-    def min_scheduling_interval(self) -> float:
-        return check_seconds("min_scheduling_interval", config_value.get("min_scheduling_interval"))
-
-    @min_scheduling_interval.setter
-    def min_scheduling_interval(self, value: float) -> None:
-        config_value.set("min_scheduling_interval", check_seconds("min_scheduling_interval", value))
-
-    @property
-    def scheduling_timeout(self) -> float:
-        return self._scheduling_timeout
-
-    @scheduling_timeout.setter
-    def scheduling_timeout(self, value: float) -> None:
-        self._scheduling_timeout = check_seconds("scheduling_timeout", value)
-
-    @property
-    def keep_completed(self) -> bool:
-        return self._keep_completed
-
-    @keep_completed.setter
-    def keep_completed(self, value: bool) -> None:
-        self._keep_completed = _check_flag("keep_completed", value)
+    def insist_on_lease(self) -> None:
+        """Raise if a worker would lose its claims between two heartbeats."""
+        if self.lease <= self.heartbeat_interval:
+            raise DjJobsError(
+                f"The lease ({self.lease:g} s) must be longer than the heartbeat interval "
+                f"({self.heartbeat_interval:g} s), better several times as long. "
+                "Set djjobs.settings.lease or DJJOBS_LEASE."
+            )
 
     def __repr__(self) -> str:
         values = ", ".join(f"{name}={getattr(self, name)!r}" for name in self._names())

@@ -1,11 +1,13 @@
 """Stopping: SIGTERM and SIGINT end a populate between two statements or inside make(), nowhere else.
 
 An exception in the middle of a statement of the queue would leave the connection in the middle of
-an answer, so a signal that comes then is kept until the statement is over.
+an answer, so a signal that comes then is kept until the statement is over. An error that another thread wants to
+raise inside make() goes the same way, by a signal that nobody else pays heed to.
 """
 
 from __future__ import annotations
 
+import ctypes
 import os
 import signal
 import socket
@@ -18,7 +20,9 @@ from typing import Any
 
 __all__ = ["Stop", "start_thread"]
 
-_SIGNALS = (signal.SIGTERM, signal.SIGINT)
+#: SIGURG means nothing to a process that does not expect it, so one that comes too late does no harm.
+_INTERRUPT = signal.SIGURG
+_STOPS = (signal.SIGTERM, signal.SIGINT)
 
 
 class Stop:
@@ -31,11 +35,16 @@ class Stop:
     interrupt : callable, optional
         Makes the statement return that make() waits for, where the driver would not let Python's handler
         run before that. Called from another thread. Defaults to none.
+    signals : tuple of int
+        Which signals ask for a stop. Defaults to SIGTERM and SIGINT.
     """
 
-    def __init__(self, interrupt: Callable[[], None] | None = None) -> None:
+    def __init__(self, interrupt: Callable[[], None] | None = None, signals: tuple[int, ...] = _STOPS) -> None:
+        self._signals = (*signals, _INTERRUPT)
         self.requested: int | None = None
+        self.interrupted_by: type[Exception] | None = None
         self._interruptible = False
+        self._thread = threading.get_ident()
         self._interrupt = interrupt
         self._previous: dict[int, Any] = {}
         self._alarm: _Alarm | None = None
@@ -46,12 +55,12 @@ class Stop:
         if threading.current_thread() is threading.main_thread():
             if self._interrupt is not None:
                 self._alarm = _Alarm(self._ring)
-            self._previous = {number: signal.signal(number, self._handle) for number in _SIGNALS}
+            self._previous = {number: signal.signal(number, self._handle) for number in self._signals}
             self._outer, _active = _active, self
         return self
 
     def _ring(self, number: int) -> None:
-        if number in _SIGNALS and self._interruptible and self._interrupt is not None:
+        if number in self._signals and self._interruptible and self._interrupt is not None:
             self._interrupt()
 
     def __exit__(
@@ -71,9 +80,35 @@ class Stop:
             signal.signal(number, signal.SIG_DFL if handler is None else handler)
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
-        self.requested = number
+        if number != _INTERRUPT:
+            self.requested = number
         if self._interruptible:
-            self.check()
+            self._check_all()
+
+    def _check_all(self) -> None:
+        self.check()
+        if self.interrupted_by is not None:
+            raise self.interrupted_by("make() was interrupted.")
+
+    def interrupt_with(self, error: type[Exception]) -> None:
+        """Raise this error in the stretch that may be interrupted. Called from another thread."""
+        self.interrupted_by = error
+        if self._previous:
+            signal.pthread_kill(threading.main_thread().ident or 0, _INTERRUPT)
+        elif self._interruptible:
+            # Without handlers the error waits for the next line of Python code.
+            _raise_in_thread(self._thread, error)
+
+    def forget_interrupt(self) -> None:
+        """The job that was to be interrupted is over."""
+        if self.interrupted_by is not None and not self._previous:
+            _raise_in_thread(self._thread, None)
+        self.interrupted_by = None
+
+    def take(self) -> int | None:
+        """The signal that asked for a stop, if one has; the next one will be news again."""
+        number, self.requested = self.requested, None
+        return number
 
     def check(self) -> None:
         """Raise what a stop raises, if one was requested."""
@@ -87,14 +122,24 @@ class Stop:
         """A stretch that a signal may interrupt anywhere."""
         self._interruptible = True
         try:
-            self.check()
+            self._check_all()
             yield
         finally:
             self._interruptible = False
 
+    def end_interruptible(self) -> None:
+        """From here on the stretch is not to be interrupted any more."""
+        self._check_all()
+        self._interruptible = False
+
     def sleep(self, seconds: float) -> None:
         with self.interruptible():
             time.sleep(seconds)
+
+
+def _raise_in_thread(thread: int, error: type[BaseException] | None) -> None:
+    raised = None if error is None else ctypes.py_object(error)
+    ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), raised)
 
 
 _active: Stop | None = None
@@ -114,7 +159,7 @@ os.register_at_fork(after_in_child=_forget_in_child)
 
 def start_thread(target: Callable[..., None], *arguments: Any) -> None:
     """Start a thread that leaves the signals to the main thread, which alone can act on them."""
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, (*_STOPS, _INTERRUPT))
     try:
         threading.Thread(target=target, args=arguments, daemon=True).start()
     finally:

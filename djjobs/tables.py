@@ -1,4 +1,4 @@
-"""The tables of a queue, as ordinary DataJoint tables: `~jobs` and `~jobs_control`."""
+"""The tables of a queue, as ordinary DataJoint tables: `~jobs`, `~jobs_control` and `~workers`."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ __all__ = [
     "VERSION_MARK",
     "JobControl",
     "Jobs",
+    "Workers",
     "job_columns",
 ]
 
@@ -175,3 +176,28 @@ class JobControl(QueueTable):
         last_cleanup=null : datetime(6)
         paused=null : datetime(6)  # since when no job is given out
         """
+
+
+class Workers(QueueTable):
+    """`~workers`: who works on the jobs of this schema, and when each was heard of last."""
+
+    _name = "~workers"
+    json_columns = ("tables",)
+
+    @property
+    def definition(self) -> str:
+        return """# djjobs: the workers of {database}; all times are UTC
+        worker_id : char(36)
+        ---
+        user="" : varchar(255)  # the database user
+        host="" : varchar(255)
+        pid=0 : {big}
+        started=null : datetime(6)
+        last_heartbeat=null : datetime(6)
+        lease=60 : {real}  # seconds without a heartbeat after which the worker counts as dead
+        state="working" : varchar(16)  # working, stopping or dead
+        slots=1 : {whole}  # how many jobs it can run side by side
+        tables=null : {json}  # whose jobs it runs
+        cluster_job="" : varchar(255)  # the cluster's number for it
+        calls=0 : {big}  # how often it was asked to look for requests
+        """.format(database=self.database, **datajoint_api.types)

@@ -10,10 +10,9 @@ from typing import Any
 from .budget import Budget, Pace
 from .claiming import Claims, Job
 from .executing import Executor, Outcome
-from .finishing import Finisher
-from .keys import Keys
 from .queue import Queue
 from .scheduling import is_scheduling
+from .settings import settings
 from .stopping import Stop
 
 __all__ = ["MakeFailed", "Options", "Results", "work"]
@@ -54,7 +53,7 @@ class Results:
         return {"success_count": self.success_count, "error_list": self.error_list}
 
     def add(self, outcome: Outcome, as_object: bool) -> None:
-        if outcome.error is not None:
+        if outcome.error is not None and outcome.retry_in is None:
             self.error_list.append((outcome.key, outcome.error if as_object else outcome.message))
         elif outcome.made:
             self.success_count += 1
@@ -62,54 +61,59 @@ class Results:
 
 def work(
     queue: Queue,
-    keys: Keys,
     claims: Claims,
+    executor: Executor,
     options: Options,
     *,
     budget: Budget,
     stop: Stop,
+    begin: Callable[[], None],
     reschedule: Callable[[], Any],
     report: Callable[[Outcome], None],
 ) -> None:
-    """Claim and run jobs until there are none, the budget is spent, or an error is not to be suppressed."""
-    finisher = Finisher(queue, keys.table, options.keep_completed)
-    executor = Executor(queue, keys.table, finisher, options.make_kwargs)
+    """Claim and run jobs until there are none, the budget is spent, or an error is not to be suppressed.
+
+    Parameters
+    ----------
+    begin
+        Called when there are claims to be kept alive.
+    """
     pace = Pace()
     claimed: list[Job] = []
-    try:
-        while room := budget.take(pace.batch):
-            claimed = _claim(queue, keys.table.table_name, claims, room, stop, reschedule)
-            budget.put_back(room - len(claimed))
-            if not claimed:
-                break
-            while claimed:
-                stop.check()
-                with pace.timing():
-                    outcome = executor.run(claimed.pop(0), stop)
-                if not outcome.made and outcome.error is None:
-                    budget.refund_call()
-                report(outcome)
-                if outcome.error is not None and not options.suppress_errors:
-                    raise MakeFailed(outcome.error)
-        stop.check()
-    finally:
-        finisher.give_back(claimed)
+    with queue.db.patient(settings.reconnect_timeout, unless=lambda: stop.requested is not None):
+        try:
+            while room := budget.take(pace.batch):
+                claimed = _claim(queue, claims, room, stop, reschedule)
+                budget.put_back(room - len(claimed))
+                if not claimed:
+                    break
+                begin()
+                while claimed:
+                    stop.check()
+                    with pace.timing():
+                        outcome = executor.run(claimed.pop(0), stop)
+                    if not outcome.made and outcome.error is None:
+                        budget.refund_call()
+                    report(outcome)
+                    if outcome.error is not None and outcome.retry_in is None and not options.suppress_errors:
+                        raise MakeFailed(outcome.error)
+            stop.check()
+        finally:
+            executor.finisher.give_back(claimed)
 
 
-def _claim(
-    queue: Queue, table_name: str, claims: Claims, count: int, stop: Stop, reschedule: Callable[[], Any]
-) -> list[Job]:
+def _claim(queue: Queue, claims: Claims, count: int, stop: Stop, reschedule: Callable[[], Any]) -> list[Job]:
     """Claim jobs; while somebody else is still scheduling, an empty queue is no reason to go home."""
     jobs = claims.take(count)
     pause = 0.02
     while not jobs:
         # Asked before looking once more: a scheduling that ends in between is not overlooked.
-        others_schedule = is_scheduling(queue, table_name)
+        others_schedule = is_scheduling(queue, claims.table_name)
         jobs = claims.take(count)
         if jobs or not others_schedule:
             break
         stop.sleep(random.uniform(pause / 2, pause))
         pause = min(pause * 1.5, 0.5)
-        if not is_scheduling(queue, table_name):
+        if not is_scheduling(queue, claims.table_name):
             reschedule()
     return jobs

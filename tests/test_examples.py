@@ -139,7 +139,7 @@ if (GENERATION, ENGINE) == (2, "postgresql"):
         with start_demo("--sessions=60", "--workers=2") as process:
             family = seen_at_work(process, "Recording: [1-9]")
             commands = [" ".join(member.cmdline()) for member in family]
-            assert sum("--worker" in command for command in commands) == 2
+            assert sum("--slots" in command for command in commands) == 3, "a supervisor and two slots"
             (folder,) = {path for command in commands for path in re.findall(r"-D (\S+)/data", command)}
 
             process.send_signal(stop)

@@ -127,7 +127,7 @@ class Pair:
         return jobs
 
     def give_back(self, jobs: list[Job]) -> None:
-        Finisher(self.queue, self.Result(), keep_completed=True).give_back(jobs)
+        Finisher(self.queue, Keys(self.Result(), (), self.queue.engine), keep_completed=True).give_back(jobs)
 
 
 def to_sql(value: Any) -> Any:

@@ -333,9 +333,10 @@ def run_through(table: Any, keys: list[dict[str, Any]]) -> None:
     assert values(as_datajoint_gives_them) == values(keys)
     assert int(table.schedule_jobs(min_scheduling_interval=0)) == len(keys)
     queue = Queue.of(table.connection, table.database)
-    jobs = Claims(queue, Keys(table(), (), queue.engine)).take(1000)
+    all_keys = Keys(table(), (), queue.engine)
+    jobs = Claims(queue, all_keys).take(1000)
     assert sorted(repr(job.key) for job in jobs) == sorted(map(repr, as_datajoint_gives_them))
-    Finisher(queue, table(), keep_completed=True).give_back(jobs)
+    Finisher(queue, all_keys, keep_completed=True).give_back(jobs)
     done = table.populate(reserve_jobs=True)
     assert (done["success_count"], done["error_list"]) == (len(keys), [])
     assert int(table.schedule_jobs(min_scheduling_interval=0)) == 0

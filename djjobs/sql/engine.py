@@ -1,6 +1,6 @@
 """The named statements of the queue, and what an engine must say for itself.
 
-A statement is a template: `{jobs}` and `{control}` are the queue's tables, `{now}` the server's
+A statement is a template: `{jobs}`, `{control}` and `{workers}` are the queue's tables, `{now}` the server's
 UTC time, `{key}` and `{user}` columns whose names need quotes; `%(...)s` are parameters.
 """
 
@@ -152,28 +152,62 @@ class Engine(ABC):
         WHERE table_name = %(table)s AND key_hash = %(key_hash)s AND status = 'reserved'
           AND worker_id = %(worker)s AND claim = %(claim)s"""
 
-    complete = "DELETE FROM {jobs}" + _mine
+    #: A job that somebody called off is not completed.
+    _mine_and_wanted = _mine + " AND cancel_request = ''"
+
+    complete = "DELETE FROM {jobs}" + _mine_and_wanted
 
     complete_and_keep = (
         """
         UPDATE {jobs} SET status = 'success', timestamp = {now}, run_duration = %(duration)s,
-               run_metadata = %(metadata)s, error_message = '', error_stack = NULL"""
+               run_metadata = %(metadata)s, error_message = '', error_stack = NULL, progress = NULL"""
+        + _mine_and_wanted
+    )
+
+    claimed_key = "SELECT {key}, attempt, priority FROM {jobs}" + _mine
+
+    #: What there is to know of a claimed job before its attempt ends; locked until then.
+    look_at_claim = "SELECT attempt, attempts, cancel_request, {now} FROM {jobs}" + _mine + " FOR UPDATE"
+    #: The same of a dead worker's job. A worker that is only asleep may hold its lock, on the way to a commit.
+    look_at_dead_claim = look_at_claim + " SKIP LOCKED"
+
+    _attempt_ended = """
+        UPDATE {jobs} SET timestamp = {now}, attempt = attempt + 1, attempts = %(attempts)s, progress = NULL,
+               error_message = %(message)s, error_stack = %(stack)s,
+               run_duration = %(duration)s, run_metadata = %(metadata)s, """
+
+    fail = _attempt_ended + "status = 'error'" + _mine
+
+    #: A job waits out its time with no turn; without a wait it is the next in line.
+    try_again = (
+        _attempt_ended
+        + """status = 'scheduled', worker_id = NULL, due_time = {now} + {wait},
+               turn = CASE WHEN %(wait)s > 0 THEN NULL ELSE priority - 1000 END"""
         + _mine
     )
 
-    fail = (
+    cancel_claimed = (
         """
-        UPDATE {jobs} SET status = 'error', timestamp = {now}, attempt = attempt + 1,
-               error_message = %(message)s, error_stack = %(stack)s,
-               run_duration = %(duration)s, run_metadata = %(metadata)s"""
+        UPDATE {jobs} SET status = 'cancelled', timestamp = {now}, cancel_request = '', progress = NULL"""
         + _mine
     )
 
     #: Give claimed jobs back unharmed; they keep their place in line.
-    release = """
-        UPDATE {jobs} SET status = 'scheduled', worker_id = NULL, timestamp = {now}
-        WHERE table_name = %(table)s AND key_hash IN %(hashes)s AND status = 'reserved'
+    _given_back = """
+        UPDATE {jobs} SET status = 'scheduled', worker_id = NULL, timestamp = {now}, progress = NULL
+        WHERE cancel_request = '' AND """
+    #: Those that were called off meanwhile do not go back.
+    _called_off = """
+        UPDATE {jobs} SET status = 'cancelled', timestamp = {now}, progress = NULL, cancel_request = ''
+        WHERE cancel_request <> '' AND """
+    _these = """table_name = %(table)s AND key_hash IN %(hashes)s AND status = 'reserved'
           AND worker_id = %(worker)s AND claim IN %(claims)s"""
+    #: All claims of one slot, but for the job that it was working on.
+    _of_slot = """table_name IN %(tables)s AND status = 'reserved' AND worker_id = %(worker)s
+          AND claim BETWEEN %(first)s AND %(last)s AND key_hash <> %(but)s"""
+
+    release = _given_back + _these, _called_off + _these
+    release_slot = _given_back + _of_slot, _called_off + _of_slot
 
     #: Take jobs away from workers that have had them for too long.
     release_older = """
@@ -182,11 +216,83 @@ class Engine(ABC):
 
     # -- changing jobs that are not running -------------------------------------------------------
 
-    #: `{changes}` to those jobs of some statuses whose key is among `{chosen}`.
+    #: `{changes}` to those jobs of some statuses whose key is among `{chosen}`, if `{also}` holds.
     change_chosen: ClassVar[str]
 
     put_back = "status = 'scheduled', timestamp = {now}, due_time = {due}, turn = {turn}, attempt = 0"
+
+    #: The chosen jobs that a worker has, and the chosen jobs of any status.
+    held_by = """
+        SELECT DISTINCT job.worker_id FROM {jobs} AS job JOIN ({chosen}) AS chosen ON chosen.key_hash = job.key_hash
+        WHERE job.table_name = %(table)s AND job.status = 'reserved' AND job.worker_id IS NOT NULL"""
+    statuses_of = """
+        SELECT job.status, COUNT(*)
+        FROM {jobs} AS job JOIN ({chosen}) AS chosen ON chosen.key_hash = job.key_hash
+        WHERE job.table_name = %(table)s GROUP BY job.status"""
+    #: DataJoint 0.14 itself would not heed it.
+    has_worker = "AND job.worker_id IS NOT NULL"
+    request_cancel = "cancel_request = CASE WHEN cancel_request = 'force' THEN 'force' ELSE %(how)s END"
     set_status = "status = '{status}', timestamp = {now}"
+
+    # -- workers and their leases ---------------------------------------------------------------------
+
+    enter_worker = """
+        INSERT INTO {workers} (worker_id, {user}, host, pid, started, last_heartbeat, lease, state, slots, tables,
+                               cluster_job)
+        VALUES (%(worker)s, %(user)s, %(host)s, %(pid)s, {now}, {now}, %(lease)s, %(state)s, %(slots)s, %(tables)s,
+                %(cluster_job)s)"""
+
+    beat = """
+        UPDATE {workers} SET last_heartbeat = {now}, lease = %(lease)s, state = %(state)s
+        WHERE worker_id = %(worker)s"""
+
+    leave = "DELETE FROM {workers} WHERE worker_id = %(worker)s"
+
+    is_known = "SELECT 1 FROM {workers} WHERE worker_id = %(worker)s"
+
+    #: Nobody waits for a lock on a worker's row: whoever holds it may be asleep, and who waits sends no heartbeats.
+    lock_worker = is_known + " FOR UPDATE SKIP LOCKED"
+
+    #: Workers that have not been heard of for so long, and those whose lease has run out.
+    lock_forgotten = """
+        SELECT worker_id FROM {workers} WHERE last_heartbeat < {now} - {interval} FOR UPDATE SKIP LOCKED"""
+    lock_dead = """
+        SELECT worker_id FROM {workers} AS worker
+        WHERE state <> 'dead' AND last_heartbeat < {now} - {own_lease} FOR UPDATE SKIP LOCKED"""
+    forget_workers = "DELETE FROM {workers} WHERE worker_id IN %(workers)s"
+    bury_workers = "UPDATE {workers} SET state = 'dead' WHERE worker_id IN %(workers)s"
+
+    #: How often somebody has called for this worker's attention.
+    calls_for = "SELECT calls FROM {workers} WHERE worker_id = %(worker)s"
+
+    call_workers = "UPDATE {workers} SET calls = calls + 1 WHERE worker_id IN %(workers)s"
+
+    cancel_requests = """
+        SELECT key_hash, claim, cancel_request FROM {jobs}
+        WHERE table_name IN %(tables)s AND status = 'reserved' AND worker_id = %(worker)s AND cancel_request <> ''"""
+
+    save_progress = "UPDATE {jobs} SET progress = %(progress)s" + _mine
+
+    #: Claims whose worker has not been heard of for its lease, or has left without them.
+    find_dead_claims = """
+        SELECT job.table_name, job.key_hash, job.{key}, job.attempt, job.priority, job.worker_id, job.claim,
+               job.host, job.pid
+        FROM {jobs} AS job LEFT JOIN {workers} AS worker ON worker.worker_id = job.worker_id
+        WHERE job.table_name IN %(tables)s AND job.status = 'reserved' AND job.worker_id IS NOT NULL
+          AND CASE WHEN worker.worker_id IS NULL THEN job.timestamp < {now} - {lease}
+                   ELSE worker.last_heartbeat < {now} - {own_lease} END"""
+
+    #: Whether a worker is still as dead as it looked; its row is locked, so that it cannot come back meanwhile.
+    is_dead = """
+        SELECT last_heartbeat < {now} - {own_lease} FROM {workers} AS worker WHERE worker_id = %(worker)s
+        FOR UPDATE SKIP LOCKED"""
+
+    #: Seconds since the server was started: heartbeats were not heard before.
+    uptime: ClassVar[str]
+
+    #: Wakes up idle workers, where the engine can.
+    notify: ClassVar[str] = ""
+    listen: ClassVar[str] = ""
 
     # -- cleaning up --------------------------------------------------------------------------------
 
@@ -208,6 +314,12 @@ class Engine(ABC):
 
     count_by_status = """
         SELECT table_name, status, COUNT(*) FROM {jobs} {where} GROUP BY table_name, status"""
+
+    #: Whether jobs wait for their next try; `{join_chosen}` keeps to those of a restriction.
+    has_retries = """
+        SELECT EXISTS (SELECT 1 FROM {jobs} AS job {join_chosen}
+                       WHERE job.table_name = %(table)s AND job.status = 'scheduled' AND job.turn IS NULL
+                         AND job.attempt > 0)"""
 
     count_scheduled = """
         SELECT COUNT(*) FROM {jobs}

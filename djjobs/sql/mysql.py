@@ -27,6 +27,7 @@ class MySQL(Engine):
     or_skip = "ON DUPLICATE KEY UPDATE table_name = VALUES(table_name)"
 
     own_connection_id = "SELECT CONNECTION_ID()"
+    uptime = "SHOW GLOBAL STATUS LIKE 'Uptime'"
 
     # Under REPEATABLE READ a locking read locks the gaps too and keeps others from inserting.
     begin = ("SET TRANSACTION ISOLATION LEVEL READ COMMITTED", "START TRANSACTION")
@@ -48,7 +49,7 @@ class MySQL(Engine):
 
     change_chosen = """
         UPDATE {jobs} AS job JOIN ({chosen}) AS chosen ON chosen.key_hash = job.key_hash
-        SET {changes} WHERE job.table_name = %(table)s AND job.status IN %(statuses)s"""
+        SET {changes} WHERE job.table_name = %(table)s AND job.status IN %(statuses)s {also}"""
 
     lock_jobs = "LOCK TABLES {jobs} WRITE"
     unlock_jobs = "UNLOCK TABLES"

@@ -23,12 +23,16 @@ class PostgreSQL(Engine):
     due_first = "table_name, status, turn, due_time"
     may_write = "SELECT has_table_privilege(%(jobs)s, 'INSERT') AND has_table_privilege(%(jobs)s, 'UPDATE')"
     own_connection_id = "SELECT pg_backend_pid()"
+    uptime = "SELECT 'Uptime', EXTRACT(epoch FROM clock_timestamp() - pg_postmaster_start_time())"
+    notify = "SELECT pg_notify('djjobs', %(schema)s)"
+    listen = "LISTEN djjobs"
     after_declare = "COMMENT ON TABLE {jobs} IS '{comment}'"
     begin = ("BEGIN ISOLATION LEVEL READ COMMITTED",)
 
     change_chosen = """
         UPDATE {jobs} AS job SET {changes} FROM ({chosen}) AS chosen
-        WHERE chosen.key_hash = job.key_hash AND job.table_name = %(table)s AND job.status::text IN %(statuses)s"""
+        WHERE chosen.key_hash = job.key_hash AND job.table_name = %(table)s AND job.status::text IN %(statuses)s
+            {also}"""
 
     def seconds(self, parameter: str) -> str:
         return f"{parameter} * INTERVAL '1 second'"

@@ -1,0 +1,76 @@
+"""What a worker says while it works: lines to read, or one JSON object a line."""
+
+from __future__ import annotations
+
+import datetime
+import json
+import logging
+import os
+import sys
+from typing import Any, TextIO
+
+import click
+
+__all__ = ["set_up"]
+
+#: What a record may tell besides its message.
+_DETAILS = ("table", "key", "event", "seconds", "worker")
+_LEVEL_COLOURS = {logging.WARNING: "yellow", logging.ERROR: "red", logging.CRITICAL: "red"}
+
+
+def set_up(*, quiet: bool = False, as_json: bool = False, stream: TextIO | None = None) -> None:
+    """Send the logs of djjobs and DataJoint, and Python's warnings, to one stream in one form.
+
+    Parameters
+    ----------
+    quiet : bool
+        Only warnings and errors. Defaults to False.
+    as_json : bool
+        One JSON object a line: time, level, message and what else the record tells. Defaults to False.
+    stream : file
+        Where to. Defaults to stderr.
+    """
+    stream = stream or sys.stderr
+    handler = logging.StreamHandler(stream)
+    handler.setFormatter(_JsonFormatter() if as_json else _LineFormatter(_shows_colours(stream)))
+    handler.setLevel(logging.WARNING if quiet else logging.NOTSET)
+    logging.captureWarnings(True)
+    for name in ("djjobs", "datajoint", "py.warnings"):
+        logger = logging.getLogger(name)
+        logger.handlers, logger.propagate = [handler], False
+    logging.getLogger("djjobs").setLevel(logging.WARNING if quiet else logging.INFO)
+
+
+def _shows_colours(stream: TextIO) -> bool:
+    return stream.isatty() and not os.environ.get("NO_COLOR")
+
+
+class _LineFormatter(logging.Formatter):
+    """`2024-05-01 12:00:00 message`, with the level where it is more than information."""
+
+    def __init__(self, coloured: bool) -> None:
+        super().__init__("%(asctime)s %(message)s", "%Y-%m-%d %H:%M:%S")
+        self._coloured = coloured
+
+    def formatMessage(self, record: logging.LogRecord) -> str:
+        level = f"{record.levelname}: " if record.levelno >= logging.WARNING else ""
+        time, message = record.asctime, f"{level}{record.message}"
+        if self._coloured:
+            time = click.style(time, dim=True)
+        if self._coloured and record.levelno in _LEVEL_COLOURS:
+            message = click.style(message, fg=_LEVEL_COLOURS[record.levelno])
+        return f"{time} {message}"
+
+
+class _JsonFormatter(logging.Formatter):
+    def format(self, record: logging.LogRecord) -> str:
+        time = datetime.datetime.fromtimestamp(record.created, datetime.timezone.utc)
+        line: dict[str, Any] = {
+            "time": time.isoformat(timespec="milliseconds"),
+            "level": record.levelname.lower(),
+            "message": record.getMessage(),
+        }
+        line.update({name: getattr(record, name) for name in _DETAILS if getattr(record, name, None) is not None})
+        if record.exc_info:
+            line["exception"] = self.formatException(record.exc_info)
+        return json.dumps(line, default=str, ensure_ascii=False)

@@ -1,0 +1,29 @@
+"""`djjobs migrate`: the upgrade of an old `~jobs`."""
+
+from __future__ import annotations
+
+import click
+import datajoint as dj
+
+from ..errors import DjJobsError
+from ..migrate import migrate as migrate_schema
+from . import completion
+from .base import connect
+
+
+@click.command()
+@click.argument("schema", shell_complete=completion.schemas)
+def migrate(schema: str) -> None:
+    """Upgrade the ~jobs of SCHEMA that DataJoint 0.14 made.
+
+    Every row is kept. It can be run again at any time.
+
+    \b
+    Example:
+      djjobs migrate lab_ephys
+    """
+    connect()
+    if schema not in dj.list_schemas():
+        raise DjJobsError(f"There is no schema {schema!r} here. Those there are: {', '.join(dj.list_schemas())}.")
+    converted = migrate_schema(schema)
+    click.echo(f"{schema}: the queue is up to date; {converted} rows were converted.")

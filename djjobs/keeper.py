@@ -1,0 +1,268 @@
+"""The keeper: shows that a worker is alive, passes on requests to its running jobs, and looks after the dead.
+
+It talks to the server on a connection of its own, because the transaction of a running make() hides its own
+writes, and from outside the process that runs make() wherever it can, because make() may hold the interpreter
+for minutes.
+"""
+
+from __future__ import annotations
+
+import logging
+import random
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
+
+from .claiming import Job
+from .compat import datajoint_api
+from .database import Database
+from .finishing import Failure, Finisher, release_slot
+from .identity import Claimant, claims_of
+from .leases import Registration, recover
+from .queue import Queue
+from .running import Page, Started
+from .settings import settings
+
+__all__ = ["Keeper", "Watched"]
+
+logger = logging.getLogger("djjobs")
+
+#: How often requests are looked for and progress is written, while a job runs that has taken so long already.
+_LOOK_INTERVAL = 1.0
+
+
+class Watched(Protocol):
+    """A slot as its keeper sees it."""
+
+    page: Page
+    number: int
+
+    def tell(self, what: str, key_hash: str, claim: int) -> None:
+        """Pass on an order about a job: "cancel", "force" or "timeout"."""
+
+    def kill(self) -> None:
+        """End the slot at once, if that is the keeper's to do."""
+
+    def measure(self) -> None:
+        """Remember how much memory it takes, in case it is killed for that."""
+
+
+@dataclass(frozen=True)
+class Burial:
+    """What became of the job of a slot that died, if it had one, and how many others it gave back."""
+
+    name: str = ""
+    job: Job | None = None
+    status: str = ""
+    message: str = ""
+    released: int = 0
+
+
+@dataclass
+class _Told:
+    """An order that was passed on."""
+
+    what: str
+    when: float
+    killed: bool = False
+
+
+class Keeper:
+    """Looks after a worker and its slots. Call `tick` often; it does what is due.
+
+    Parameters
+    ----------
+    claimant
+        In whose name the slots claim.
+    finishers : sequence of Finisher
+        Of the tables that the slots work on, in the order of their numbers on the desks.
+    slots : int
+        How many there are.
+    db : Database, optional
+        The connection to use. Defaults to a new one.
+    """
+
+    def __init__(
+        self, claimant: Claimant, finishers: Sequence[Finisher], slots: int, db: Database | None = None
+    ) -> None:
+        settings.insist_on_lease()
+        self._claimant = claimant
+        queues: dict[str, Queue] = {finisher.queue.database: finisher.queue for finisher in finishers}
+        first = next(iter(queues.values()))
+        self.db = db or Database(datajoint_api.another_connection(first.db.connection))
+        self._queues = {database: queue.on(self.db) for database, queue in queues.items()}
+        self._finishers = [finisher.on(self._queues[finisher.queue.database]) for finisher in finishers]
+        self._registrations = {
+            database: Registration(queue, claimant.worker_id, self._tables_of(database), slots)
+            for database, queue in self._queues.items()
+        }
+        self._next_beat = self._next_look = 0.0
+        self._told: dict[tuple[str, int], _Told] = {}
+        self._progress: dict[int, tuple[Started, str]] = {}
+        self._unburied: list[tuple[Watched, str]] = []
+
+    def _tables_of(self, database: str) -> list[str]:
+        return [f.table_name for f in self._finishers if f.queue.database == database]
+
+    # -- coming and going --------------------------------------------------------------------------------
+
+    def enter(self) -> None:
+        """Register the worker."""
+        for registration in self._registrations.values():
+            registration.beat()
+        self._next_beat = time.monotonic() + self._interval()
+
+    def stopping(self) -> None:
+        """Let others see that this worker takes no new jobs."""
+        for registration in self._registrations.values():
+            registration.state = "stopping"
+        self._next_beat = 0.0
+
+    def leave(self) -> None:
+        """Sign off."""
+        for registration in self._registrations.values():
+            registration.leave()
+
+    @staticmethod
+    def _interval() -> float:
+        return settings.heartbeat_interval * random.uniform(0.8, 1.0)
+
+    # -- every now and then --------------------------------------------------------------------------------
+
+    def tick(self, slots: Iterable[Watched]) -> None:
+        """Do what is due. Never raises: a keeper that fails would take its worker's claims with it."""
+        slots = list(slots)
+        running = [(slot, started) for slot in slots if (started := slot.page.read())]
+        now = time.monotonic()
+        self._watch_the_time(running, now)
+        try:
+            if now >= self._next_beat:
+                for slot, _ in running:
+                    slot.measure()
+                self._beat()
+                self._bury_the_rest()
+                self.recover()
+            if now >= self._next_look and any(now - started.since >= _LOOK_INTERVAL for _, started in running):
+                self._next_look = now + _LOOK_INTERVAL
+                self._pass_on_requests(slots)
+                self._publish_progress(running)
+        except Exception as error:
+            logger.warning("The worker cannot be kept alive at the moment: %s", error)
+            self._next_beat = now + random.uniform(0.5, 1.5)
+            if self.db.is_lost(error):
+                self._try_to_reconnect()
+
+    def _try_to_reconnect(self) -> None:
+        try:
+            self.db.start_afresh()
+        except Exception as error:
+            logger.debug("no connection yet: %s", error)
+
+    def _beat(self) -> None:
+        self._next_beat = time.monotonic() + self._interval()
+        for registration in self._registrations.values():
+            registration.beat()
+
+    def recover(self) -> int:
+        """Put the jobs of dead workers back; return how many."""
+
+        def beat_if_due() -> None:
+            if time.monotonic() >= self._next_beat:
+                self._beat()
+
+        recovered = 0
+        for database, queue in self._queues.items():
+            finishers = {f.table_name: f for f in self._finishers if f.queue.database == database}
+            recovered += recover(queue, finishers, beat_if_due)
+        return recovered
+
+    def _watch_the_time(self, running: list[tuple[Any, Started]], now: float) -> None:
+        """Interrupt jobs that take too long, and kill slots that do not yield."""
+        for slot, started in running:
+            token = started.key_hash, started.claim
+            told = self._told.get(token)
+            if told is None:
+                timeout = self._finishers[started.table].policy.timeout
+                if timeout is not None and now - started.since > timeout:
+                    self._tell(slot, "timeout", token)
+            elif told.what != "cancel" and not told.killed and now - told.when > settings.grace:
+                told.killed = True
+                slot.kill()
+        current = {(started.key_hash, started.claim) for _, started in running}
+        self._told = {token: told for token, told in self._told.items() if token in current}
+
+    def _tell(self, slot: Watched, what: str, token: tuple[str, int]) -> None:
+        told = self._told.get(token)
+        if told is None or (told.what == "cancel" and what != "cancel"):
+            self._told[token] = _Told(what, time.monotonic())
+            slot.tell(what, *token)
+
+    def _pass_on_requests(self, slots: list[Watched]) -> None:
+        """Tell the slots which of their jobs were called off, those that they have not begun included."""
+        for registration in self._registrations.values():
+            if not registration.is_called():
+                continue
+            for key_hash, claim, what in registration.requests():
+                for slot in slots:
+                    first, last = claims_of(slot.number)
+                    if first <= claim <= last:
+                        self._tell(slot, what, (key_hash, claim))
+
+    def _publish_progress(self, running: list[tuple[Any, Started]]) -> None:
+        for slot, started in running:
+            text = slot.page.read_progress()
+            if text is not None and self._progress.get(slot.number) != (started, text):
+                self._progress[slot.number] = started, text
+                finisher = self._finishers[started.table]
+                registration = self._registrations[finisher.queue.database]
+                registration.save_progress(finisher.table_name, started.key_hash, started.claim, text)
+
+    # -- the dead ----------------------------------------------------------------------------------------------
+
+    def bury(self, slot: Watched, story: str) -> Burial:
+        """A slot is gone: end the attempt of the job it was working on, give back what it had not begun.
+
+        If the server is away this is made good later.
+        """
+        try:
+            started = slot.page.read()
+            released = self.release(slot, started.key_hash if started else "")
+            burial = self._end_attempt_of_the_dead(started, story) if started else None
+            return replace(burial or Burial(), released=released)
+        except Exception as error:
+            if not self.db.is_transient(error):
+                raise
+            logger.warning("A slot died while the server is away; its job is seen to later: %s", error)
+            self._unburied.append((slot, story))
+            return Burial()
+
+    def _bury_the_rest(self) -> None:
+        unburied, self._unburied = self._unburied, []
+        for slot, story in unburied:
+            burial = self.bury(slot, story)
+            if burial.job is not None:
+                logger.warning("%s %s: %s", burial.name, burial.job.key, burial.message)
+
+    def _end_attempt_of_the_dead(self, started: Started, story: str) -> Burial | None:
+        finisher = self._finishers[started.table]
+        job = finisher.claimed(self._claimant.worker_id, started.key_hash, started.claim)
+        if job is None:
+            return None
+        told = self._told.get((started.key_hash, started.claim))
+        seconds = time.monotonic() - started.since
+        if told is not None and told.what == "timeout":
+            message = f"JobTimeout: make() did not yield within {settings.grace:g} s after its time-out. {story}"
+            status = finisher.killed(job, Failure("timeout", message, duration=seconds))
+        else:
+            message = f"WorkerDied: {story}"
+            status = finisher.crashed(job, Failure("crash", message, duration=seconds))
+        return None if status is None else Burial(finisher.name, job, status, message)
+
+    def release(self, slot: Watched, but: str = "") -> int:
+        """Everything that a slot has goes back unharmed, but for the job with this hash; return how many."""
+        worker_id = self._claimant.worker_id
+        return sum(
+            release_slot(queue, self._tables_of(database), worker_id, slot.number, but)
+            for database, queue in self._queues.items()
+        )

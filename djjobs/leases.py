@@ -1,0 +1,134 @@
+"""Leases: a claim lives as long as its worker is heard of. What dead workers held goes back into the queue."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from .claiming import Job
+from .finishing import Failure, Finisher
+from .identity import cluster_job
+from .queue import Queue
+from .settings import settings
+
+__all__ = ["Registration", "recover"]
+
+logger = logging.getLogger("djjobs")
+
+#: Workers that died are remembered for a day.
+_REMEMBERED = 86400
+
+
+class Registration:
+    """A worker's row in the `~workers` of one schema.
+
+    Parameters
+    ----------
+    worker_id : str
+        The id in whose name jobs are claimed.
+    tables : sequence of str
+        The names of the tables whose jobs it runs.
+    slots : int
+        How many jobs it can run side by side.
+    """
+
+    def __init__(self, queue: Queue, worker_id: str, tables: Sequence[str], slots: int) -> None:
+        self._queue, self._worker_id, self._tables, self._slots = queue, worker_id, tuple(tables), slots
+        self.state = "working"
+        self._calls = 0
+
+    def beat(self) -> None:
+        """Show that the worker is alive; enter it if it is not there, or no longer."""
+        queue, engine = self._queue, self._queue.engine
+        parameters = {"worker": self._worker_id, "lease": settings.lease, "state": self.state}
+        if queue.db.retry(lambda: self._beat(parameters)):
+            return
+        forgotten = queue.sql(engine.lock_forgotten, interval=engine.seconds("%(seconds)s"))
+        _change_locked(queue, forgotten, engine.forget_workers, seconds=_REMEMBERED)
+        who = {name: value for name, value in queue.signature().items() if name != "connection_id"}
+        about = {"slots": self._slots, "tables": json.dumps(self._tables), "cluster_job": cluster_job()}
+        queue.change(engine.enter_worker, **parameters, **who, **about)
+
+    def _beat(self, parameters: dict[str, Any]) -> bool:
+        """Whether there is a row for this worker; if somebody has just taken it for dead, it is left alone."""
+        queue, engine = self._queue, self._queue.engine
+        with queue.db.transaction():
+            if queue.execute(engine.lock_worker, worker=self._worker_id).fetchone():
+                return bool(queue.execute(engine.beat, **parameters).rowcount)
+            return queue.execute(engine.is_known, worker=self._worker_id).fetchone() is not None
+
+    def leave(self) -> None:
+        """The worker has given back everything and goes."""
+        self._queue.change(self._queue.engine.leave, worker=self._worker_id)
+
+    def is_called(self) -> bool:
+        """Whether somebody has left a request for this worker since it was asked last."""
+        row = self._queue.execute(self._queue.engine.calls_for, worker=self._worker_id).fetchone()
+        calls = row[0] if row else 0
+        called, self._calls = calls != self._calls, calls
+        return called
+
+    def requests(self) -> list[tuple[str, int, str]]:
+        """The running jobs that somebody called off: hash, claim, and how."""
+        statement = self._queue.engine.cancel_requests
+        return list(self._queue.execute(statement, tables=self._tables, worker=self._worker_id).fetchall())
+
+    def save_progress(self, table_name: str, key_hash: str, claim: int, progress: str) -> None:
+        """Let everybody see how far a running job is."""
+        token = {"table": table_name, "key_hash": key_hash, "worker": self._worker_id, "claim": claim}
+        self._queue.change(self._queue.engine.save_progress, progress=progress, **token)
+
+
+def recover(queue: Queue, finishers: Mapping[str, Finisher], between: Callable[[], None] = lambda: None) -> int:
+    """Put the jobs of dead workers back into the queue; return how many.
+
+    A job that has lost its worker too often becomes an error instead; one whose result is there is done.
+
+    Parameters
+    ----------
+    finishers
+        The tables whose jobs are to be looked at, by name.
+    between : callable
+        Called between two jobs. Defaults to nothing.
+    """
+    engine = queue.engine
+    if float(queue.execute(engine.uptime).fetchone()[1]) < settings.lease:
+        # The server was away: everybody may need a moment to be heard again.
+        return 0
+    own_lease = engine.seconds("worker.lease")
+    find = queue.sql(engine.find_dead_claims, lease=engine.seconds("%(lease)s"), own_lease=own_lease)
+    is_dead = queue.sql(engine.is_dead, own_lease=own_lease)
+    rows = queue.db.execute(find, tables=tuple(finishers), lease=settings.lease).fetchall()
+    recovered = 0
+    for table_name, key_hash, key, attempt, priority, worker_id, claim, host, pid in rows:
+
+        def dead(worker_id: str = worker_id) -> bool:
+            if not queue.execute(engine.is_known, worker=worker_id).fetchone():
+                return True
+            row = queue.db.execute(is_dead, worker=worker_id).fetchone()
+            return row is not None and bool(row[0])
+
+        finisher = finishers[table_name]
+        job = Job(key_hash, finisher.keys.decode(key), attempt, priority, worker_id, claim)
+        story = f"WorkerDied: the worker on {host} (process {pid}) was not heard of for longer than its lease."
+        outcome = finisher.crashed(job, Failure("crash", story, host=host, pid=pid), dead)
+        if outcome is not None:
+            recovered += 1
+            logger.warning("%s %s: %s It is %s now.", finisher.name, job.key, story, outcome)
+        between()
+    _change_locked(queue, queue.sql(engine.lock_dead, own_lease=own_lease), engine.bury_workers)
+    return recovered
+
+
+def _change_locked(queue: Queue, lock: str, change: str, **parameters: Any) -> None:
+    """Change the workers that a statement locks; those that somebody else has locked are left out."""
+
+    def attempt() -> None:
+        with queue.db.transaction():
+            workers = tuple(row[0] for row in queue.db.execute(lock, **parameters).fetchall())
+            if workers:
+                queue.execute(change, workers=workers)
+
+    queue.db.retry(attempt)

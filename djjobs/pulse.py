@@ -1,0 +1,200 @@
+"""The pulse of a populate that runs jobs in its caller's own process: a keeper beside it.
+
+The keeper is a forked process, because make() may hold the interpreter for longer than the lease; where processes
+cannot be forked it is a thread.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import signal
+import threading
+import time
+import warnings
+from multiprocessing import Pipe
+from multiprocessing.connection import Connection, wait
+from typing import Any
+
+import psutil
+
+from .finishing import Finisher
+from .identity import Claimant
+from .keeper import Keeper
+from .running import Desk, Page
+from .settings import settings
+from .stopping import start_thread
+
+__all__ = ["Pulse"]
+
+logger = logging.getLogger("djjobs")
+
+#: How often the keeper looks whether the process that it watches is there, and at the time.
+_GLANCE = 0.5
+
+
+class Pulse:
+    """Keeps the claims of this process alive from the first one on. Use it as a context manager."""
+
+    number = 0
+
+    def __init__(self, claimant: Claimant, finisher: Finisher) -> None:
+        self.page = Page()
+        self._claimant, self._finisher = claimant, finisher
+        self._desk: Desk | None = None
+        self._keeper: _Forked | _Thread | None = None
+
+    def listen(self, desk: Desk) -> None:
+        self._desk = desk
+
+    def begin(self) -> None:
+        """Register the worker and start its keeper, unless that was done."""
+        if self._keeper is not None:
+            return
+        # On our own connection, so that a missing privilege is the caller's to see.
+        Keeper(self._claimant, [self._finisher], 1, self._finisher.queue.db).enter()
+        self._keeper = _Forked(self) if hasattr(os, "fork") else _Thread(self)
+
+    def __enter__(self) -> Pulse:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._keeper is None:
+            return
+        self._keeper.end()
+        try:
+            Keeper(self._claimant, [self._finisher], 1, self._finisher.queue.db).leave()
+        except Exception as error:
+            logger.warning("The worker could not sign off: %s", error)
+
+    # -- for the keeper ----------------------------------------------------------------------------------
+
+    def make_keeper(self) -> Keeper:
+        return Keeper(self._claimant, [self._finisher], 1)
+
+    def order(self, *order: Any) -> None:
+        if self._desk is not None:
+            self._desk.order(*order)
+
+
+class _Thread:
+    """A keeper in a thread of the same process."""
+
+    def __init__(self, pulse: Pulse) -> None:
+        self._pulse, self._ended = pulse, threading.Event()
+        self.page, self.number = pulse.page, pulse.number
+        start_thread(self._run)
+
+    def tell(self, what: str, key_hash: str, claim: int) -> None:
+        self._pulse.order(what, key_hash, claim)
+
+    def kill(self) -> None:
+        """The process is the caller's."""
+
+    def measure(self) -> None:
+        """Nobody will tell how it ended."""
+
+    def _run(self) -> None:
+        keeper = self._pulse.make_keeper()
+        while not self._ended.wait(_GLANCE):
+            keeper.tick([self])
+        keeper.db.connection.close()
+
+    def end(self) -> None:
+        self._ended.set()
+
+
+class _Forked:
+    """A keeper in a process of its own."""
+
+    def __init__(self, pulse: Pulse) -> None:
+        self._pulse = pulse
+        child_end, self._words = Pipe(duplex=False)
+        orders, orders_end = Pipe(duplex=False)
+        parent = os.getpid()
+        with warnings.catch_warnings():
+            # The child does nothing but talk to the server; the locks of other threads do not concern it.
+            warnings.simplefilter("ignore", DeprecationWarning)
+            self._pid = os.fork()
+        if self._pid == 0:
+            _Guardian(pulse, parent, child_end, orders_end, [self._words, orders]).run()
+        child_end.close()
+        orders_end.close()
+        self._ended = False
+        self._substitute: _Thread | None = None
+        start_thread(self._hear, orders)
+
+    def _hear(self, orders: Connection) -> None:
+        with contextlib.suppress(EOFError, OSError):
+            while True:
+                self._pulse.order(*orders.recv())
+        if not self._ended:
+            logger.warning("The process that kept this worker alive was killed; a thread does so from now on.")
+            self._substitute = _Thread(self._pulse)
+
+    def end(self) -> None:
+        """Let the keeper go, and see it off."""
+        self._ended = True
+        if self._substitute is not None:
+            self._substitute.end()
+        with contextlib.suppress(OSError):
+            self._words.send("end")
+            self._words.close()
+        deadline = time.monotonic() + 2
+        with contextlib.suppress(ChildProcessError):
+            while os.waitpid(self._pid, os.WNOHANG)[0] == 0:
+                if time.monotonic() > deadline:
+                    os.kill(self._pid, signal.SIGKILL)
+                    os.waitpid(self._pid, 0)
+                    return
+                time.sleep(0.002)
+
+
+class _Guardian:
+    """What the forked process does."""
+
+    def __init__(self, pulse: Pulse, parent: int, words: Connection, orders: Connection, not_ours: list[Any]) -> None:
+        self._pulse, self._parent, self._words, self._orders = pulse, parent, words, orders
+        self._not_ours = not_ours
+        self.page, self.number = pulse.page, pulse.number
+
+    def tell(self, what: str, key_hash: str, claim: int) -> None:
+        with contextlib.suppress(OSError):
+            self._orders.send((what, key_hash, claim))
+
+    def kill(self) -> None:
+        """The process is the caller's."""
+
+    def measure(self) -> None:
+        """Nobody will tell how it ended."""
+
+    def run(self) -> None:
+        try:
+            for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+                # They are for the process that this one watches, and may be sent to the whole group.
+                signal.signal(number, signal.SIG_IGN)
+            for end in self._not_ours:
+                end.close()
+            self._watch()
+        except BaseException as error:
+            logger.warning("The keeper of process %s failed: %s", self._parent, error)
+        finally:
+            # Nothing that this process inherited is its own to close or to flush.
+            os._exit(0)
+
+    def _watch(self) -> None:
+        keeper = self._pulse.make_keeper()
+        parent = psutil.Process(self._parent)
+        while not self._is_over():
+            # A process that was suspended does not work, so nobody may wait for it longer than for a dead one.
+            if parent.status() != psutil.STATUS_STOPPED:
+                keeper.tick([self])
+        if os.getppid() != self._parent:
+            keeper.bury(self, f"the process {self._parent} was killed or crashed.")
+            keeper.leave()
+        keeper.db.connection.close()
+
+    def _is_over(self) -> bool:
+        glance = min(_GLANCE, settings.heartbeat_interval / 4)
+        return bool(wait([self._words], glance)) or os.getppid() != self._parent
