@@ -22,16 +22,15 @@ def cancel(queue: Queue, keys: Keys, force: bool = False) -> int:
 
 def _ask_running(queue: Queue, keys: Keys, how: str) -> int:
     engine, table_name = queue.engine, keys.table.table_name
-    find = queue.sql(engine.held_by, chosen=keys.chosen_sql)
-    workers = tuple(row[0] for row in queue.db.execute(find, table=table_name).fetchall())
-    if not workers:
-        return 0
     parts = {"changes": engine.request_cancel, "also": engine.has_worker}
     request = queue.sql(engine.change_chosen, chosen=keys.chosen_sql, **parts)
-    asked = queue.db.change(request, table=table_name, statuses=("reserved",), how=how)
+    queue.db.change(request, table=table_name, statuses=("reserved",), how=how)
+    # Counted afterwards: to MySQL a row that had this request already has not changed.
+    find = queue.sql(engine.asked_to_stop, chosen=keys.chosen_sql)
+    asked = dict(queue.db.execute(find, table=table_name).fetchall())
     if asked:
-        queue.change(engine.call_workers, workers=workers)
-    return asked
+        queue.change(engine.call_workers, workers=tuple(asked))
+    return sum(asked.values())
 
 
 def _insist_on_cancellable(queue: Queue, keys: Keys) -> None:

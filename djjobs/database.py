@@ -18,15 +18,20 @@ from .sql import Engine, engine_for
 __all__ = ["Database", "connected", "explained"]
 
 _TRIES = 10
-_TRIES_TO_CONNECT = 5
 T = TypeVar("T")
 
 
 class Database:
-    """A DataJoint connection and the engine behind it."""
+    """A DataJoint connection and the engine behind it.
 
-    def __init__(self, connection: Any) -> None:
-        self.connection = connection
+    Parameters
+    ----------
+    tries_to_connect : int
+        How often a statement is tried when the connection is lost.
+    """
+
+    def __init__(self, connection: Any, tries_to_connect: int = 5) -> None:
+        self.connection, self._tries_to_connect = connection, tries_to_connect
         self.engine: Engine = engine_for(datajoint_api.backend(connection))
         self._open = False
         self._patience = 0.0
@@ -106,7 +111,7 @@ class Database:
                 return action()
             except Exception as error:
                 lost = self.is_lost(error)
-                if tried >= (_TRIES_TO_CONNECT if lost else _TRIES) - 1 or not self.is_transient(error):
+                if tried >= (self._tries_to_connect if lost else _TRIES) - 1 or not self.is_transient(error):
                     raise
                 time.sleep(random.uniform(0, 0.01 * 2**tried))
                 if lost:

@@ -14,7 +14,7 @@ from .finishing import Failure, Finisher
 from .running import CurrentJob, Desk
 from .stopping import Stop
 
-__all__ = ["Executor", "Outcome", "describe"]
+__all__ = ["Executor", "Outcome", "clean_up_after", "describe"]
 
 logger = logging.getLogger("djjobs")
 
@@ -133,12 +133,16 @@ class Executor:
         return Outcome(job.key, made=False, error=error, message=message, seconds=seconds)
 
     def _cancelled(self, job: Job, message: str, seconds: float) -> Outcome:
-        """The job was called off. What make() left behind elsewhere is the table's own to remove."""
-        try:
-            self._table.on_cancel(job.key)
-        except Exception:
-            logger.exception("on_cancel of %s failed for %s", type(self._table).__name__, job.key)
+        clean_up_after(self._table, job.key)
         return Outcome(job.key, made=False, cancelled=True, message=message, seconds=seconds)
+
+
+def clean_up_after(table: Any, key: dict[str, Any]) -> None:
+    """A job was cancelled: what make() left behind elsewhere is the table's own to remove."""
+    try:
+        table.on_cancel(key)
+    except Exception:
+        logger.exception("on_cancel of %s failed for %s", type(table).__name__, key)
 
 
 def _left(ended: BaseException) -> Exception:

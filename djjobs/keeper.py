@@ -8,15 +8,17 @@ for minutes.
 from __future__ import annotations
 
 import logging
+import math
 import random
 import time
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 from .claiming import Job
 from .compat import datajoint_api
 from .database import Database
+from .errors import DjJobsError, JobTimeout
 from .finishing import Failure, Finisher, release_slot
 from .identity import Claimant, claims_of
 from .leases import Registration, recover
@@ -52,11 +54,17 @@ class Watched(Protocol):
 class Burial:
     """What became of the job of a slot that died, if it had one, and how many others it gave back."""
 
-    name: str = ""
+    table: Any = None
     job: Job | None = None
     status: str = ""
-    message: str = ""
+    failure: Failure = field(default_factory=lambda: Failure("", ""))
     released: int = 0
+
+    @property
+    def error(self) -> DjJobsError:
+        """What the death is to whoever wanted the job done."""
+        kind = JobTimeout if self.failure.kind == "timeout" else DjJobsError
+        return kind(self.failure.message.removeprefix("JobTimeout: "))
 
 
 @dataclass
@@ -90,7 +98,8 @@ class Keeper:
         self._claimant = claimant
         queues: dict[str, Queue] = {finisher.queue.database: finisher.queue for finisher in finishers}
         first = next(iter(queues.values()))
-        self.db = db or Database(datajoint_api.another_connection(first.db.connection))
+        # Without a server each thing is tried once: there is more to do meanwhile, and it will be due again.
+        self.db = db or Database(datajoint_api.another_connection(first.db.connection), tries_to_connect=1)
         self._queues = {database: queue.on(self.db) for database, queue in queues.items()}
         self._finishers = [finisher.on(self._queues[finisher.queue.database]) for finisher in finishers]
         self._registrations = {
@@ -98,6 +107,7 @@ class Keeper:
             for database, queue in self._queues.items()
         }
         self._next_beat = self._next_look = 0.0
+        self._steady_since = -math.inf
         self._told: dict[tuple[str, int], _Told] = {}
         self._progress: dict[int, tuple[Started, str]] = {}
         self._unburied: list[tuple[Watched, str]] = []
@@ -142,14 +152,16 @@ class Keeper:
                     slot.measure()
                 self._beat()
                 self._bury_the_rest()
-                self.recover()
+                if now - self._steady_since >= settings.lease:
+                    self.recover()
             if now >= self._next_look and any(now - started.since >= _LOOK_INTERVAL for _, started in running):
                 self._next_look = now + _LOOK_INTERVAL
                 self._pass_on_requests(slots)
                 self._publish_progress(running)
         except Exception as error:
             logger.warning("The worker cannot be kept alive at the moment: %s", error)
-            self._next_beat = now + random.uniform(0.5, 1.5)
+            # Others may not have been heard either: nobody is dead before all had the time to be heard again.
+            self._steady_since = self._next_beat = now + random.uniform(0.5, 1.5)
             if self.db.is_lost(error):
                 self._try_to_reconnect()
 
@@ -242,7 +254,7 @@ class Keeper:
         for slot, story in unburied:
             burial = self.bury(slot, story)
             if burial.job is not None:
-                logger.warning("%s %s: %s", burial.name, burial.job.key, burial.message)
+                logger.warning("%s %s: %s", type(burial.table).__name__, burial.job.key, burial.failure.message)
 
     def _end_attempt_of_the_dead(self, started: Started, story: str) -> Burial | None:
         finisher = self._finishers[started.table]
@@ -252,12 +264,14 @@ class Keeper:
         told = self._told.get((started.key_hash, started.claim))
         seconds = time.monotonic() - started.since
         if told is not None and told.what == "timeout":
-            message = f"JobTimeout: make() did not yield within {settings.grace:g} s after its time-out. {story}"
-            status = finisher.killed(job, Failure("timeout", message, duration=seconds))
+            too_long = f"make() of {finisher.name} took longer than {finisher.policy.timeout:g} s"
+            message = f"JobTimeout: {too_long} and did not yield within another {settings.grace:g} s; {story}"
+            failure = Failure("timeout", message, duration=seconds)
+            status = finisher.killed(job, failure)
         else:
-            message = f"WorkerDied: {story}"
-            status = finisher.crashed(job, Failure("crash", message, duration=seconds))
-        return None if status is None else Burial(finisher.name, job, status, message)
+            failure = Failure("crash", f"WorkerDied: {story}", duration=seconds)
+            status = finisher.crashed(job, failure)
+        return None if status is None else Burial(finisher.keys.table, job, status, failure)
 
     def release(self, slot: Watched, but: str = "") -> int:
         """Everything that a slot has goes back unharmed, but for the job with this hash; return how many."""

@@ -45,11 +45,13 @@ class exponential:
 
     def __call__(self, attempt: int) -> float:
         """The wait after the attempt with this number, which begins at 1."""
+        # Below the cap by the jitter, so that the longest waits differ too.
+        most = self.most / (1 + self.jitter)
         try:
-            wait = self.first * self.base ** (attempt - 1)
+            wait = min(most, self.first * self.base ** (attempt - 1))
         except OverflowError:
-            wait = self.most
-        return min(self.most, wait * random.uniform(1 - self.jitter, 1 + self.jitter))
+            wait = most
+        return wait * random.uniform(1 - self.jitter, 1 + self.jitter)
 
 
 RetryOn = type[BaseException] | tuple[type[BaseException], ...] | Callable[[BaseException, Job], Any]

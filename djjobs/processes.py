@@ -6,8 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from .budget import Budget
-from .errors import DjJobsError
-from .executing import Outcome
+from .executing import Outcome, clean_up_after
 from .finishing import Finisher
 from .identity import Claimant
 from .keeper import Burial, Keeper
@@ -98,9 +97,11 @@ def _finish(crew: Crew, report: Callable[[Outcome], None]) -> None:
 
 def _settle(burial: Burial, report: Callable[[Outcome], None], suppress_errors: bool) -> None:
     """A slot died; if its job is an error now, treat it as one."""
-    if burial.job is None or burial.status != "error":
+    if burial.job is None:
         return
-    error = DjJobsError(burial.message)
-    report(Outcome(burial.job.key, made=False, error=error, message=burial.message))
-    if not suppress_errors:
-        raise MakeFailed(error)
+    if burial.status == "cancelled":
+        clean_up_after(burial.table, burial.job.key)
+    if burial.status == "error":
+        report(Outcome(burial.job.key, made=False, error=burial.error, message=burial.failure.message))
+        if not suppress_errors:
+            raise MakeFailed(burial.error)

@@ -19,7 +19,7 @@ from .claiming import Claims, Job
 from .compat import datajoint_api
 from .database import Database, explained
 from .errors import DjJobsError, LeaseLost
-from .executing import Executor, Outcome, describe
+from .executing import Executor, Outcome, clean_up_after, describe
 from .finishing import Finisher
 from .identity import Claimant
 from .keeper import Keeper
@@ -169,10 +169,12 @@ class _Supervisor:
         self._crew = Crew(context, lambda line, number: _SlotWork(self, line, number).run(), True, _say)
         self._keeper: Keeper | None = None
         self._failed = self._excused = 0
+        #: Cancelled jobs whose slot was killed: table and key.
+        self.to_clean: list[tuple[Any, dict[str, Any]]] = []
         self._done = 0
         self._wait, self._next_call = _FIRST_WAIT, 0.0
         self._last_job = time.monotonic()
-        self._retiring = False
+        self._retiring = self._retries_wait = False
 
     # what the slots see of it
     @property
@@ -235,8 +237,9 @@ class _Supervisor:
     def _hear(self, keeper: Keeper, slot: Slot, message: Any) -> None:
         if isinstance(message, Outcome):
             self._count(message)
-        elif message == "idle":
-            slot.busy = False
+        elif message in ("idle", "waiting"):
+            # Whoever goes idle last has looked last, and knows.
+            slot.busy, self._retries_wait = False, message == "waiting"
             self._wait_longer()
         elif message == "working":
             slot.busy = True
@@ -258,8 +261,12 @@ class _Supervisor:
             logger.error("A slot died: %s", slot.story(), extra={"event": "died"})
             return
         self._failed += burial.status == "error"
-        words = {"event": "died", "table": burial.name, "key": burial.job.key}
-        logger.error("%s %s: %s", burial.name, burial.job.key, burial.message.splitlines()[0], extra=words)
+        if burial.status == "cancelled":
+            # User code; the next slot sees to it.
+            self.to_clean.append((burial.table, burial.job.key))
+        name, words = type(burial.table).__name__, burial.failure.message.splitlines()[0]
+        extra = {"event": "died", "table": name, "key": burial.job.key}
+        logger.error("%s %s: %s", name, burial.job.key, words, extra=extra)
 
     def _excuse(self, error: BaseException) -> None:
         """A slot could not go on, through no fault of a job. Another may; but not for ever."""
@@ -272,6 +279,7 @@ class _Supervisor:
     def _replace(self) -> None:
         if not self._retiring and self._budget.most(1):
             self._crew.hire()
+            self.to_clean.clear()
 
     def _count(self, outcome: Outcome) -> None:
         self._last_job = time.monotonic()
@@ -296,7 +304,8 @@ class _Supervisor:
         if any(slot.busy for slot in self._crew.slots):
             return False
         late = self.deadline is not None and time.monotonic() > self.deadline
-        if late or self._retiring or self._options.once or self._options.drain:
+        drained = self._options.drain and not self._retries_wait
+        if late or drained or self._retiring or self._options.once:
             return True
         timeout = self._options.idle_timeout
         return timeout is not None and time.monotonic() - self._last_job > timeout
@@ -385,6 +394,7 @@ class _SlotWork:
     def __init__(self, supervisor: _Supervisor, line: SlotLine, number: int) -> None:
         self._benches, self._options, self._budget = supervisor.benches, supervisor.options, supervisor.budget
         self._line, self._deadline, self._longest = line, supervisor.deadline, supervisor.longest
+        self._to_clean = list(supervisor.to_clean)
         claimant = supervisor.claimant.for_slot(number)
         self._claims = [Claims(b.queue, b.keys, self._options.order, None, claimant) for b in self._benches]
         self._paces = [Pace() for _ in self._benches]
@@ -401,6 +411,8 @@ class _SlotWork:
                 db.reconnect()
             desk = Desk(self._line.page, stop)
             self._line.listen(desk)
+            for table, key in self._to_clean:
+                clean_up_after(table, key)
             self._executors = [Executor(bench.finisher, None, desk, bench.number) for bench in self._benches]
             self._work(stop)
 
@@ -416,10 +428,8 @@ class _SlotWork:
             self._budget.put_back(room)
             if self._look(stop):
                 continue
-            if self._options.drain and any(bench.has_retries() for bench in self._benches):
-                stop.sleep(0.5)
-                continue
-            self._line.send("idle")
+            wait = self._options.drain and any(bench.has_retries() for bench in self._benches)
+            self._line.send("waiting" if wait else "idle")
             self._line.wait_until_called(stop)
 
     def _look(self, stop: Stop) -> bool:

@@ -219,12 +219,15 @@ class Engine(ABC):
     #: `{changes}` to those jobs of some statuses whose key is among `{chosen}`, if `{also}` holds.
     change_chosen: ClassVar[str]
 
-    put_back = "status = 'scheduled', timestamp = {now}, due_time = {due}, turn = {turn}, attempt = 0"
+    put_back = """status = 'scheduled', timestamp = {now}, due_time = {due}, turn = {turn}, attempt = 0,
+               worker_id = NULL"""
 
-    #: The chosen jobs that a worker has, and the chosen jobs of any status.
-    held_by = """
-        SELECT DISTINCT job.worker_id FROM {jobs} AS job JOIN ({chosen}) AS chosen ON chosen.key_hash = job.key_hash
-        WHERE job.table_name = %(table)s AND job.status = 'reserved' AND job.worker_id IS NOT NULL"""
+    #: How many of the chosen jobs each worker was asked to stop, and the chosen jobs by status.
+    asked_to_stop = """
+        SELECT job.worker_id, COUNT(*)
+        FROM {jobs} AS job JOIN ({chosen}) AS chosen ON chosen.key_hash = job.key_hash
+        WHERE job.table_name = %(table)s AND job.status = 'reserved' AND job.cancel_request <> ''
+        GROUP BY job.worker_id"""
     statuses_of = """
         SELECT job.status, COUNT(*)
         FROM {jobs} AS job JOIN ({chosen}) AS chosen ON chosen.key_hash = job.key_hash
