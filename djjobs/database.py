@@ -92,7 +92,7 @@ class Database:
         try:
             self.connection.query("ROLLBACK", reconnect=False)
         except Exception:
-            self.start_afresh()
+            self.reconnect()
         self.connection._in_transaction = False
 
     def start_afresh(self) -> None:

@@ -73,7 +73,7 @@ class Executor:
                     self._queue.db.roll_back()
                     return self._end(job, raised, time.monotonic() - started)
                 # It is the interrupt itself, or what the driver says of the statement that it broke.
-                self._queue.db.start_afresh()
+                self._queue.db.reconnect()
                 interruption = self._interruption(stop.interrupted_by, job).with_traceback(raised.__traceback__)
                 return self._end(job, interruption, time.monotonic() - started)
             except BaseException as ended:
@@ -112,8 +112,11 @@ class Executor:
         return JobCancelled(f"The job {job.key} of {name} was cancelled.")
 
     def _give_back_after_stop(self, job: Job) -> None:
-        self._queue.db.start_afresh()
-        self.finisher.give_back([job])
+        try:
+            self._queue.db.start_afresh()
+            self.finisher.give_back([job])
+        except Exception as error:
+            logger.warning("%s could not be given back; its lease will end: %s", job.key, error)
 
     def _end(self, job: Job, error: Exception, seconds: float) -> Outcome:
         message = describe(error)

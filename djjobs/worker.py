@@ -159,15 +159,14 @@ class _Supervisor:
     """Starts slots, keeps watch over them, wakes them up when there may be work, and ends them well."""
 
     def __init__(self, benches: list[_Bench], options: WorkerOptions) -> None:
-        self._benches, self._options = benches, options
-        self._claimant = Claimant()
+        self.benches, self.options = benches, options
+        self.claimant = Claimant()
         context = mp.get_context("fork")
-        self._budget = Budget(1 if options.once else options.max_jobs, None, context)
+        self.budget = Budget(1 if options.once else options.max_jobs, None, context)
         self.deadline = _deadline(options.walltime)
         #: How long the longest job of each table took, for all slots to know.
         self.longest = context.Array("d", len(benches), lock=False)
         self._crew = Crew(context, lambda line, number: _SlotWork(self, line, number).run(), True, _say)
-        self._keeper: Keeper | None = None
         self._failed = self._excused = 0
         #: Cancelled jobs whose slot was killed: table and key.
         self.to_clean: list[tuple[Any, dict[str, Any]]] = []
@@ -176,38 +175,21 @@ class _Supervisor:
         self._last_job = time.monotonic()
         self._retiring = self._retries_wait = False
 
-    # what the slots see of it
-    @property
-    def benches(self) -> list[_Bench]:
-        return self._benches
-
-    @property
-    def options(self) -> WorkerOptions:
-        return self._options
-
-    @property
-    def budget(self) -> Budget:
-        return self._budget
-
-    @property
-    def claimant(self) -> Claimant:
-        return self._claimant
-
     def run(self) -> int:
-        finishers = [bench.finisher for bench in self._benches]
-        connection = self._benches[0].queue.db.connection
-        with explained(connection, ", ".join(table_label(bench.table) for bench in self._benches), "work on"):
-            keeper = self._keeper = Keeper(self._claimant, finishers, self._options.processes)
+        finishers = [bench.finisher for bench in self.benches]
+        connection = self.benches[0].queue.db.connection
+        with explained(connection, ", ".join(table_label(bench.table) for bench in self.benches), "work on"):
+            keeper = Keeper(self.claimant, finishers, self.options.processes)
             keeper.enter()
-        bell = _Bell(connection)
-        for db in _one_a_connection(self._benches):
-            # An open connection must not be inherited: two processes would read each other's answers.
-            db.connection.close()
-        names = ", ".join(type(bench.table).__name__ for bench in self._benches)
-        logger.info("Worker %s works on %s.", self._claimant.worker_id, names, extra={"event": "started"})
         try:
+            bell = _Bell(connection)
+            for db in _one_a_connection(self.benches):
+                # An open connection must not be inherited: two processes would read each other's answers.
+                db.connection.close()
+            names = ", ".join(type(bench.table).__name__ for bench in self.benches)
+            logger.info("Worker %s works on %s.", self.claimant.worker_id, names, extra={"event": "started"})
             with Stop() as stop:
-                for _ in range(self._options.processes):
+                for _ in range(self.options.processes):
                     self._crew.hire()
                 self._supervise(keeper, bell, stop)
                 self._end(keeper, stop)
@@ -215,10 +197,8 @@ class _Supervisor:
             self._crew.end(_PATIENCE, keeper.release)
             with contextlib.suppress(Exception):
                 keeper.leave()
-        counts = self._done, self._failed
-        logger.info(
-            "Worker %s ends: %s jobs done, %s failed.", self._claimant.worker_id, *counts, extra={"event": "ended"}
-        )
+        words = self.claimant.worker_id, self._done, self._failed
+        logger.info("Worker %s ends: %s jobs done, %s failed.", *words, extra={"event": "ended"})
         return 1 if self._failed else 0
 
     def _supervise(self, keeper: Keeper, bell: _Bell, stop: Stop) -> None:
@@ -256,7 +236,7 @@ class _Supervisor:
 
     def _bury(self, keeper: Keeper, slot: Slot) -> None:
         burial = keeper.bury(slot, slot.story())
-        self._budget.put_back(burial.released)
+        self.budget.put_back(burial.released)
         if burial.job is None:
             logger.error("A slot died: %s", slot.story(), extra={"event": "died"})
             return
@@ -277,7 +257,7 @@ class _Supervisor:
         time.sleep(min(0.1 * 2**self._excused, 2.0))
 
     def _replace(self) -> None:
-        if not self._retiring and self._budget.most(1):
+        if not self._retiring and self.budget.most(1):
             self._crew.hire()
             self.to_clean.clear()
 
@@ -304,10 +284,10 @@ class _Supervisor:
         if any(slot.busy for slot in self._crew.slots):
             return False
         late = self.deadline is not None and time.monotonic() > self.deadline
-        drained = self._options.drain and not self._retries_wait
-        if late or drained or self._retiring or self._options.once:
+        drained = self.options.drain and not self._retries_wait
+        if late or drained or self._retiring or self.options.once:
             return True
-        timeout = self._options.idle_timeout
+        timeout = self.options.idle_timeout
         return timeout is not None and time.monotonic() - self._last_job > timeout
 
     # -- the end ------------------------------------------------------------------------------------------------
@@ -318,7 +298,7 @@ class _Supervisor:
         if number is None:
             return
         self._retiring = True
-        self._budget.spend_all()
+        self.budget.spend_all()
         signal_name = signal.Signals(number).name
         logger.info("%s: running jobs have %g s to end.", signal_name, self._grace, extra={"event": "stopping"})
         keeper.stopping()
@@ -336,7 +316,7 @@ class _Supervisor:
 
     @property
     def _grace(self) -> float:
-        return settings.grace if self._options.grace is None else self._options.grace
+        return settings.grace if self.options.grace is None else self.options.grace
 
 
 def _say(line: str) -> None:

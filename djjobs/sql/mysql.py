@@ -12,12 +12,13 @@ from pymysql import converters
 from .engine import Engine
 
 _DEADLOCK, _LOCK_TIMEOUT = 1213, 1205
-_LOST = {0, 2006, 2013, 2014, 2055}
+_UNREACHABLE = {1040, 2002, 2003, 2005}
+#: Gone, on the way down, killed by somebody, idle for too long; or not back yet.
+_LOST = {0, 1053, 1927, 2006, 2013, 2014, 2055, 3169, 4031} | _UNREACHABLE
 _ACCESS = {1044, 1142, 1143, 1227, 1370, 1410}
 _CREDENTIALS = {1045, 1698}
 #: Wrong values, unknown functions, collations that cannot be compared.
 _QUERY = {1267, 1292, 1305, 1366, 1411, 1525, 1582}
-_UNREACHABLE = {1040, 2002, 2003, 2005}
 
 
 class MySQL(Engine):
@@ -154,7 +155,7 @@ class MySQL(Engine):
             return "credentials"
         if code in _QUERY:
             return "query"
-        return "unreachable" if code in _UNREACHABLE | _LOST else None
+        return "unreachable" if code in _LOST else None
 
 
 def _code(error: BaseException) -> Any:
