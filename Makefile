@@ -4,7 +4,7 @@ PYTHON ?= python3
 VENV := $(or $(DJJOBS_VENV),.venv)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test bench lint format clean
+.PHONY: help demo test bench chaos lint format clean
 
 help: ## this list
 	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 10
@@ -19,6 +19,10 @@ test: ## lint and all tests; choose with ENGINE=postgresql|mysql|mariadb DATAJOI
 bench: ## throughput, compared with DataJoint's own
 	@$(PYTHON) tests/cells.py venv dj2 dj0
 	@$(PYTHON) tests/bench/run.py $(ARGS)
+
+chaos: ## the fault test for longer; ARGS="--seed 7 --minutes 30 --workers 16 --engine mysql"
+	@$(PYTHON) tests/cells.py venv dj2
+	@$(VENV)/dj2/bin/python tests/chaos/run.py $(ARGS)
 
 lint: ## ruff and mypy
 	@$(PYTHON) tests/cells.py lint

@@ -19,6 +19,7 @@ from .progress import ProgressBar
 from .pulse import Pulse
 from .queue import Queue
 from .running import Desk
+from .settings import settings
 from .slots import Line, SlotLine
 from .stopping import Stop
 from .working import Options, Results, work
@@ -34,6 +35,7 @@ def populate(queue: Queue, keys: Keys, options: Options, schedule: Callable[[], 
     schedule
         Called before the work, and again when somebody else's scheduling came to nothing.
     """
+    settings.insist_on_lease()
     table, results = keys.table, Results()
     processes = options.processes or mp.cpu_count()
     if processes > 1 and "fork" not in mp.get_all_start_methods():

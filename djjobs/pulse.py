@@ -185,15 +185,20 @@ class _Guardian:
 
     def _watch(self) -> None:
         keeper = self._pulse.make_keeper()
-        parent = psutil.Process(self._parent)
         while not self._is_over():
             # A process that was suspended does not work, so nobody may wait for it longer than for a dead one.
-            if parent.status() != psutil.STATUS_STOPPED:
+            if not self._is_suspended():
                 keeper.tick([self])
         if os.getppid() != self._parent:
             keeper.bury(self, f"the process {self._parent} was killed or crashed.")
             keeper.leave()
         keeper.db.connection.close()
+
+    def _is_suspended(self) -> bool:
+        try:
+            return psutil.Process(self._parent).status() == psutil.STATUS_STOPPED
+        except psutil.Error:
+            return False
 
     def _is_over(self) -> bool:
         glance = min(_GLANCE, settings.heartbeat_interval / 4)
