@@ -158,6 +158,7 @@ class _Guardian:
         self._pulse, self._parent, self._words, self._orders = pulse, parent, words, orders
         self._not_ours = not_ours
         self.page, self.number = pulse.page, pulse.number
+        self._dismissed = False
 
     def tell(self, what: str, key_hash: str, claim: int) -> None:
         with contextlib.suppress(OSError):
@@ -189,7 +190,7 @@ class _Guardian:
             # A process that was suspended does not work, so nobody may wait for it longer than for a dead one.
             if not self._is_suspended():
                 keeper.tick([self])
-        if os.getppid() != self._parent:
+        if not self._dismissed:
             keeper.bury(self, f"the process {self._parent} was killed or crashed.")
             keeper.leave()
         keeper.db.connection.close()
@@ -201,5 +202,14 @@ class _Guardian:
             return False
 
     def _is_over(self) -> bool:
+        """Whether the parent has sent this process home, or is gone: the pipe ends, or somebody else is the parent.
+
+        The kernel closes a dead process's files before it gives its children another parent, and a process that
+        make() has started may hold the pipe open.
+        """
         glance = min(_GLANCE, settings.heartbeat_interval / 4)
-        return bool(wait([self._words], glance)) or os.getppid() != self._parent
+        if wait([self._words], glance):
+            with contextlib.suppress(EOFError, OSError):
+                self._dismissed = self._words.recv() == "end"
+            return True
+        return os.getppid() != self._parent

@@ -62,6 +62,20 @@ class GivenServer:
         """Leave it as it is."""
 
 
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave out the tests of what this DataJoint or this engine does not have."""
+
+    def is_about_us(item: pytest.Item) -> bool:
+        marks = [mark.kwargs for mark in item.iter_markers("only")]
+        return all(
+            mark.get("datajoint", GENERATION) == GENERATION and ENGINE in mark.get("engines", ENGINE) for mark in marks
+        )
+
+    others = [item for item in items if not is_about_us(item)]
+    config.hook.pytest_deselected(items=others)
+    items[:] = [item for item in items if is_about_us(item)]
+
+
 @pytest.fixture(scope="session")
 def engine() -> str:
     """postgresql, mysql or mariadb."""

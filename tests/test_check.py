@@ -148,9 +148,8 @@ def test_transactions_that_lock_what_they_read(server: Any, engine: str) -> None
     assert finding.level == "warning" and "SERIALIZABLE" in finding.message
 
 
-def test_transactions_that_the_servers_log_forbids(server: Any, engine: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    if engine == "postgresql":
-        pytest.skip("it has no such log")
+@pytest.mark.only(engines=("mysql", "mariadb"))
+def test_transactions_that_the_servers_log_forbids(server: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     told = _MySQL._variables
     variables = {"log_bin": "ON", "binlog_format": "STATEMENT", "autocommit": "OFF"}
     monkeypatch.setattr(_MySQL, "_variables", lambda self: {**told(self), **variables})

@@ -10,7 +10,7 @@ from typing import Any
 
 import datajoint as dj
 import pytest
-from pipelines import BIGINT, INT, MODERN, computed, job_counts, keys_of, manual, rows_of, statements_of
+from pipelines import BIGINT, INT, computed, job_counts, keys_of, manual, rows_of, statements_of
 from workloads.squares import (
     Bystander,
     Standing,
@@ -109,7 +109,7 @@ def test_without_reserve_jobs_arguments_reach_datajoint(squares: Any) -> None:
     assert job_counts(Square) == {}
 
 
-@pytest.mark.skipif(MODERN, reason="DataJoint 2 has no keys, order and limit")
+@pytest.mark.only(datajoint=0)
 def test_without_reserve_jobs_0_14_gets_its_keys_and_order(squares: Any, noting: Any, calls: list[int]) -> None:
     Square = squares(6, noting)
     Square.populate(keys=[{"n": 2}, {"n": 5}], order="reverse")
@@ -126,7 +126,7 @@ def test_scheduling_can_be_left_to_others(squares: Any, words: dict[str, Any]) -
     assert made(Square()) == [1, 2]
 
 
-@pytest.mark.skipif(not MODERN, reason="a setting of DataJoint 2")
+@pytest.mark.only(datajoint=2)
 def test_auto_refresh_of_datajoint_2_is_heeded(squares: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     Square = squares(4)
     monkeypatch.setattr(dj.config.jobs, "auto_refresh", False)
@@ -528,7 +528,7 @@ def test_a_key_that_is_made_already_is_not_made_again(squares: Any, noting: Any,
     assert job_counts(Square) == ({"success": 3} if keep else {})
 
 
-@pytest.mark.skipif(not MODERN, reason="DataJoint 2 has hidden columns for this")
+@pytest.mark.only(datajoint=2)
 def test_datajoints_own_record_of_a_job_is_written_too(schema: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dj.config.jobs, "add_job_metadata", True)
     Number = manual(schema, f"n : {INT}", "Number")
@@ -732,7 +732,7 @@ def test_the_settings_can_keep_finished_jobs(squares: Any, monkeypatch: pytest.M
     kept(Square)
 
 
-@pytest.mark.skipif(not MODERN, reason="a setting of DataJoint 2")
+@pytest.mark.only(datajoint=2)
 def test_datajoint_2s_own_setting_keeps_finished_jobs(squares: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dj.config.jobs, "keep_completed", True)
     Square = squares(3)
