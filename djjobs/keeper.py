@@ -108,6 +108,7 @@ class Keeper:
         }
         self._next_beat = self._next_look = 0.0
         self._steady_since = -math.inf
+        self._last_beat = time.monotonic()
         self._told: dict[tuple[str, int], _Told] = {}
         self._progress: dict[int, tuple[Started, str]] = {}
         self._unburied: list[tuple[Watched, str]] = []
@@ -119,9 +120,8 @@ class Keeper:
 
     def enter(self) -> None:
         """Register the worker."""
-        for registration in self._registrations.values():
-            registration.beat()
-        self._next_beat = time.monotonic() + self._interval()
+        self._last_beat = time.monotonic()
+        self._beat()
 
     def stopping(self) -> None:
         """Let others see that this worker takes no new jobs."""
@@ -152,7 +152,7 @@ class Keeper:
                     slot.measure()
                 self._beat()
                 self._bury_the_rest()
-                if now - self._steady_since >= settings.lease:
+                if time.monotonic() - self._steady_since >= settings.lease:
                     self.recover()
             if now >= self._next_look and any(now - started.since >= _LOOK_INTERVAL for _, started in running):
                 self._next_look = now + _LOOK_INTERVAL
@@ -160,8 +160,8 @@ class Keeper:
                 self._publish_progress(running)
         except Exception as error:
             logger.warning("The worker cannot be kept alive at the moment: %s", error)
-            # Others may not have been heard either: nobody is dead before all had the time to be heard again.
-            self._steady_since = self._next_beat = now + random.uniform(0.5, 1.5)
+            self._steady_since = math.inf
+            self._next_beat = now + min(1.0, settings.heartbeat_interval / 4) * random.uniform(0.5, 1.0)
             if self.db.is_lost(error):
                 self._try_to_reconnect()
 
@@ -170,11 +170,17 @@ class Keeper:
             self.db.start_afresh()
         except Exception as error:
             logger.debug("no connection yet: %s", error)
+        else:
+            self._next_beat = 0.0
 
     def _beat(self) -> None:
-        self._next_beat = time.monotonic() + self._interval()
         for registration in self._registrations.values():
             registration.beat()
+        now = time.monotonic()
+        # After a gap others may not have been heard either: nobody is dead before all had the time to be heard again.
+        if self._steady_since == math.inf or now - self._last_beat > 2 * settings.heartbeat_interval:
+            self._steady_since = now
+        self._last_beat, self._next_beat = now, now + self._interval()
 
     def recover(self) -> int:
         """Put the jobs of dead workers back; return how many."""

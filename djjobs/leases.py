@@ -13,7 +13,7 @@ from .identity import cluster_job
 from .queue import Queue
 from .settings import settings
 
-__all__ = ["Registration", "recover"]
+__all__ = ["Registration", "is_looked_after", "recover"]
 
 logger = logging.getLogger("djjobs")
 
@@ -120,6 +120,13 @@ def recover(queue: Queue, finishers: Mapping[str, Finisher], between: Callable[[
         between()
     _change_locked(queue, queue.sql(engine.lock_dead, own_lease=own_lease), engine.bury_workers)
     return recovered
+
+
+def is_looked_after(queue: Queue, table_name: str) -> bool:
+    """Whether a worker is alive that recovers the jobs of this table."""
+    living = queue.sql(queue.engine.tables_of_the_living, own_lease=queue.engine.seconds("worker.lease"))
+    rows = queue.db.execute(living).fetchall()
+    return any(table_name in (json.loads(tables) if isinstance(tables, str) else tables) for (tables,) in rows)
 
 
 def _change_locked(queue: Queue, lock: str, change: str, **parameters: Any) -> None:

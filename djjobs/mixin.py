@@ -292,7 +292,7 @@ class JobsMixin:
             )
         queue = Queue.of(connection, database)
         try:
-            return queue, Keys(self, restrictions, queue.engine)
+            return queue, queue.db.retry(lambda: Keys(self, restrictions, queue.engine))
         except DjJobsError:
             queue.insist_on_write_access(table_label(self))
             raise

@@ -251,6 +251,10 @@ class Engine(ABC):
 
     leave = "DELETE FROM {workers} WHERE worker_id = %(worker)s"
 
+    #: What the workers that are alive work on.
+    tables_of_the_living = """
+        SELECT tables FROM {workers} AS worker WHERE last_heartbeat >= {now} - {own_lease}"""
+
     is_known = "SELECT 1 FROM {workers} WHERE worker_id = %(worker)s"
 
     #: Nobody waits for a lock on a worker's row: whoever holds it may be asleep, and who waits sends no heartbeats.
