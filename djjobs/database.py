@@ -40,9 +40,10 @@ class Database:
     def execute(self, sql: str, **parameters: Any) -> Any:
         """Run one statement and return its cursor. Outside a transaction it is tried again if the connection is lost.
 
-        Inside a transaction of ours DataJoint would reconnect and repeat its second half only.
+        Inside a transaction, ours or the one that make() runs in, that would repeat its second half only. (DataJoint's
+        own `in_transaction` asks the server, and forgets the transaction when the connection is lost.)
         """
-        if self._open or self.connection.in_transaction:
+        if self._open or self.connection._in_transaction:
             return self.connection.query(sql, args=parameters, reconnect=False)
         return self.retry(lambda: self.connection.query(sql, args=parameters, reconnect=False))
 

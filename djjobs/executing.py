@@ -73,6 +73,7 @@ class Executor:
                     self._queue.db.roll_back()
                     return self._end(job, raised, time.monotonic() - started)
                 # It is the interrupt itself, or what the driver says of the statement that it broke.
+                self._desk.has_yielded()
                 self._queue.db.reconnect()
                 interruption = self._interruption(stop.interrupted_by, job).with_traceback(raised.__traceback__)
                 return self._end(job, interruption, time.monotonic() - started)

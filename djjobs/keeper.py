@@ -75,6 +75,10 @@ class _Told:
     when: float
     killed: bool = False
 
+    def is_overdue(self, now: float) -> bool:
+        """Whether the slot was to yield by now; not if it was only asked."""
+        return self.what != "cancel" and not self.killed and now - self.when > settings.grace
+
 
 class Keeper:
     """Looks after a worker and its slots. Call `tick` often; it does what is due.
@@ -204,7 +208,7 @@ class Keeper:
                 timeout = self._finishers[started.table].policy.timeout
                 if timeout is not None and now - started.since > timeout:
                     self._tell(slot, "timeout", token)
-            elif told.what != "cancel" and not told.killed and now - told.when > settings.grace:
+            elif told.is_overdue(now) and not slot.page.has_yielded:
                 told.killed = True
                 slot.kill()
         current = {(started.key_hash, started.claim) for _, started in running}

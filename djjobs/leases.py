@@ -37,7 +37,7 @@ class Registration:
     def __init__(self, queue: Queue, worker_id: str, tables: Sequence[str], slots: int) -> None:
         self._queue, self._worker_id, self._tables, self._slots = queue, worker_id, tuple(tables), slots
         self.state = "working"
-        self._calls = 0
+        self._calls = -1  # somebody may have called before there was a row to call in
 
     def beat(self) -> None:
         """Show that the worker is alive; enter it if it is not there, or no longer."""

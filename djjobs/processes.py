@@ -42,7 +42,10 @@ def work_in_processes(
         What the slots spend together.
     """
     db = finisher.queue.db
-    # An open connection must not be inherited: two processes would read each other's answers.
+    keeper = Keeper(claimant, [finisher], count)
+    keeper.enter()
+    # An open connection must not be inherited by a slot, which would close it: it is for this process to use again
+    # when all slots are gone.
     db.connection.close()
 
     def slot(line: SlotLine, number: int) -> None:
@@ -53,14 +56,11 @@ def work_in_processes(
             db.connection.close()
 
     crew = Crew(context, slot)
-    for _ in range(count):
-        crew.hire()
-    keeper: Keeper | None = None
+    uncleaned: list[Burial] = []
     try:
-        db.start_afresh()
-        keeper = Keeper(claimant, [finisher], count, db)
-        keeper.enter()
         with Stop() as signals:
+            for _ in range(count):
+                crew.hire()
             while crew.slots:
                 keeper.tick(crew.slots)
                 for member, message in crew.listen(0.5):
@@ -69,6 +69,8 @@ def work_in_processes(
                     elif isinstance(message, Death):
                         burial = keeper.bury(member, member.story())
                         budget.put_back(burial.released)
+                        if burial.status == "cancelled":
+                            uncleaned.append(burial)
                         _settle(burial, report, suppress_errors)
                         crew.hire()
                     elif isinstance(message, BaseException):
@@ -80,11 +82,12 @@ def work_in_processes(
             _finish(crew, report)
         raise
     finally:
-        if keeper is not None:
-            crew.end(settings.grace, keeper.release)
-            keeper.leave()
-        else:
-            crew.end(settings.grace, lambda _slot: None)
+        crew.end(settings.grace, keeper.release)
+        keeper.leave()
+        keeper.db.connection.close()
+        db.reconnect()
+        for burial in uncleaned:
+            clean_up_after(burial.table, burial.job.key if burial.job else {})
 
 
 def _finish(crew: Crew, report: Callable[[Outcome], None]) -> None:
@@ -97,11 +100,7 @@ def _finish(crew: Crew, report: Callable[[Outcome], None]) -> None:
 
 def _settle(burial: Burial, report: Callable[[Outcome], None], suppress_errors: bool) -> None:
     """A slot died; if its job is an error now, treat it as one."""
-    if burial.job is None:
-        return
-    if burial.status == "cancelled":
-        clean_up_after(burial.table, burial.job.key)
-    if burial.status == "error":
+    if burial.job is not None and burial.status == "error":
         report(Outcome(burial.job.key, made=False, error=burial.error, message=burial.failure.message))
         if not suppress_errors:
             raise MakeFailed(burial.error)

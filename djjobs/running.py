@@ -52,7 +52,7 @@ class Page:
         which = 2 if memory[0] == 1 else 1
         values = started.since, started.claim, started.key_hash.encode(), started.table
         _RECORD.pack_into(memory, _RECORDS[which - 1], *values)
-        memory[1] = 0
+        memory[1] = memory[2] = 0
         memory[0] = which
 
     def read(self) -> Started | None:
@@ -61,6 +61,14 @@ class Page:
             return None
         since, claim, key_hash, table = _RECORD.unpack_from(self._memory, _RECORDS[which - 1])
         return Started(since, claim, key_hash.decode(), table)
+
+    @property
+    def has_yielded(self) -> bool:
+        """Whether make() has heeded an interrupt; what follows is our own business."""
+        return bool(self._memory[2])
+
+    def write_yielded(self) -> None:
+        self._memory[2] = 1
 
     def write_progress(self, text: str) -> None:
         data = text.encode()
@@ -170,6 +178,10 @@ class Desk:
                 self._current = _here.job = None
                 self._stop.forget_interrupt()
             self._page.write(None)
+
+    def has_yielded(self) -> None:
+        """make() was interrupted and is over."""
+        self._page.write_yielded()
 
     def order(self, what: str, key_hash: str, claim: int) -> None:
         """An order about a job, from another thread: "cancel", "force" or "timeout"."""
