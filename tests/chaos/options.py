@@ -1,0 +1,47 @@
+"""What a run of the fault test is to be."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+#: Of every 500 jobs these take longer than the lease; the second does not let go of the interpreter meanwhile.
+LONG, GRIPPING = 7, 257
+
+
+@dataclass(frozen=True)
+class Options:
+    """What a run is to be.
+
+    Attributes
+    ----------
+    jobs : int
+        In all. Two thirds are there by and by during the faults; the rest depends on them.
+    seconds : float
+        How long faults happen.
+    slack : float
+        What a busy machine may add to a recovery, whose promise is one lease and one heartbeat. Defaults to 4 s.
+    patience : float
+        How long the queue may take to be drained after the last fault.
+    """
+
+    seed: int
+    jobs: int = 3000
+    workers: int = 16
+    seconds: float = 30.0
+    lease: float = 4.0
+    heartbeat: float = 1.0
+    slack: float = 4.0
+    patience: float = 90.0
+
+    @property
+    def most(self) -> float:
+        return self.lease + self.heartbeat + self.slack
+
+    @property
+    def numbers(self) -> int:
+        return self.jobs * 2 // 3
+
+    @property
+    def longest(self) -> float:
+        """How long the longest jobs take."""
+        return 1.5 * self.lease

@@ -1,0 +1,109 @@
+"""The pipeline of the fault test: numbers, their squares, and the twins of the even ones.
+
+Workers import it; the schema's name comes from CHAOS_SCHEMA.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import time
+import uuid
+from typing import Any
+
+import datajoint as dj
+from pipelines import BIGINT, INT
+
+import djjobs
+from chaos.options import GRIPPING, LONG, Options
+
+schema = dj.Schema(os.environ["CHAOS_SCHEMA"])
+
+LONGEST = Options(0, lease=djjobs.settings.lease).longest
+
+
+@schema
+class Number(dj.Manual):
+    definition = f"n : {INT}"
+
+
+@schema
+class Entry(dj.Manual):
+    """What make() writes beside its result, in the same transaction: two rows of a key were two commits."""
+
+    definition = f"""
+    entry : char(32)
+    ---
+    made : varchar(16)
+    n : {INT}
+    """
+
+
+def enter(made: str, n: int) -> None:
+    Entry.insert1({"entry": uuid.uuid4().hex, "made": made, "n": n})
+
+
+def linger(n: int) -> None:
+    """Mostly a few milliseconds, sometimes half a second, rarely longer than the lease."""
+    if n % 500 == LONG:
+        time.sleep(LONGEST)
+    elif n % 500 == GRIPPING:
+        ctypes.PyDLL(None).usleep(int(1e6 * LONGEST))
+    elif n % 10 == 3:
+        time.sleep(0.5)
+    else:
+        time.sleep(0.002 + n % 7 / 1000)
+
+
+class Patient(djjobs.JobsMixin):
+    """Crashes alone make no errors here."""
+
+    max_attempts = 50
+    backoff = 0
+    keep_completed = True
+
+
+@schema
+class Square(Patient, dj.Computed):
+    definition = f"""
+    -> Number
+    ---
+    square : {BIGINT}
+    """
+
+    def make(self, key: dict[str, Any]) -> None:
+        n = key["n"]
+        if n % 3:
+            linger(n)
+        enter("Square", n)
+        # The primary key must not be what keeps a second commit out.
+        self.insert1({**key, "square": n**2}, skip_duplicates=True)
+        if not n % 3:
+            # A worker that is suspended now holds locks.
+            linger(n)
+
+
+@schema
+class Twin(Patient, dj.Computed):
+    """A make() in three parts, for jobs that come to be while others are done."""
+
+    definition = f"""
+    -> Square
+    ---
+    twin : {BIGINT}
+    """
+
+    @property
+    def key_source(self) -> Any:
+        return Square & "MOD(n, 2) = 0"
+
+    def make_fetch(self, key: dict[str, Any]) -> tuple[int]:
+        return ((Square & key).fetch1("square"),)
+
+    def make_compute(self, key: dict[str, Any], square: int) -> tuple[int]:
+        linger(key["n"] // 2)
+        return (square,)
+
+    def make_insert(self, key: dict[str, Any], twin: int) -> None:
+        enter("Twin", key["n"])
+        self.insert1({**key, "twin": twin}, skip_duplicates=True)

@@ -1,0 +1,259 @@
+"""The fault test, once or for as long as one likes: `make chaos`, or `python tests/chaos/run.py --help`."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import random
+import secrets
+import shutil
+import statistics
+import sys
+import tempfile
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from chaos.crew import Crew, End
+from chaos.faults import Fault, Mayhem, Record, plan
+from chaos.options import Options
+from chaos.server import Bystander, environment
+from chaos.verdict import Recovery, Verdict
+from chaos.watch import Watch
+
+#: How long a worker may take to leave, by the promise that it makes, before the slack.
+LEAVING = 10.0
+#: After so many it is no use to go on.
+_MOST_COMPLAINTS = 100
+
+
+@dataclass
+class Report:
+    """What came of a run."""
+
+    options: Options
+    faults: list[Fault]
+    complaints: list[str] = field(default_factory=list)
+    done: dict[str, int] = field(default_factory=dict)
+    recoveries: list[Recovery] = field(default_factory=list)
+    seconds: dict[str, float] = field(default_factory=dict)
+
+    def __str__(self) -> str:
+        options = self.options
+        lines = [
+            f"seed {options.seed}: {options.jobs} jobs, {options.workers} workers, "
+            + ", ".join(f"{name} {seconds:.1f} s" for name, seconds in self.seconds.items()),
+            "faults: " + ", ".join(f"{count} x {kind}" for kind, count in sorted(self.done.items())),
+        ]
+        times = [recovery.seconds for recovery in self.recoveries]
+        if times:
+            middle, longest = statistics.median(times), max(times)
+            lines.append(
+                f"{len(times)} recoveries: half within {middle:.1f} s, all within {longest:.1f} s; "
+                f"the promise is {options.lease + options.heartbeat:g} s and {options.slack:g} s of slack"
+            )
+        return "\n".join([*lines, *(f"WRONG: {complaint}" for complaint in self.complaints)])
+
+
+def run(server: Any, options: Options, folder: Path) -> Report:
+    """One run against a private server; the workers' logs go to the folder."""
+    schema = f"djjobs_chaos_{secrets.token_hex(4)}"
+    bystander = Bystander(server, schema)
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith(("DJ_", "DJJOBS_"))}
+    variables = {
+        "CHAOS_SCHEMA": schema,
+        "DJJOBS_LEASE": options.lease,
+        "DJJOBS_HEARTBEAT_INTERVAL": options.heartbeat,
+        "DJJOBS_GRACE": 1,
+        "DJJOBS_MIN_SCHEDULING_INTERVAL": 1,
+        # A process that dies while it schedules must not keep the others from it for longer than the test takes.
+        "DJJOBS_SCHEDULING_TIMEOUT": options.lease,
+        "PYTHONWARNINGS": "ignore::UserWarning",
+    }
+    variables = {name: str(value) for name, value in variables.items()}
+    variables = {**inherited, **environment(server.settings, str(folder)), **variables}
+    record = Record()
+    with Crew(options.workers, variables, folder) as crew:
+        try:
+            return _Run(server, bystander, crew, record, options).go()
+        finally:
+            bystander.close()
+            (folder / "story.log").write_text("\n".join([*record.story, ""]))
+
+
+class _Run:
+    def __init__(self, server: Any, bystander: Bystander, crew: Crew, record: Record, options: Options) -> None:
+        self._bystander, self._crew, self._record, self._options = bystander, crew, record, options
+        self._mayhem = Mayhem(server, bystander, crew, record, options.lease + options.heartbeat + 1)
+        self._watch = Watch(bystander, self._record, options.most)
+        self._report = Report(options, plan(options.seed, options.seconds))
+        self._chance = random.Random(options.seed)
+        self._replacing = True
+        self._fed = 0
+
+    def go(self) -> Report:
+        options, report = self._options, self._report
+        started = time.monotonic()
+        self._crew.declare()
+        for place in range(options.workers):
+            # Half of the supervisors start as on a command line, all others from what is imported already.
+            self._crew.hire(place, fresh=not place % 4)
+        self._feed(options.numbers // 4)
+        if self._work_until(self._is_complete, 60, "not all workers got ready"):
+            report.seconds["start"] = time.monotonic() - started
+            self._happen()
+            report.seconds["faults"] = time.monotonic() - started - report.seconds["start"]
+            if self._work_until(self._is_drained, options.patience, "the queue was not drained"):
+                report.seconds["drain"] = time.monotonic() - started - sum(report.seconds.values())
+                self._dismiss()
+        verdict = Verdict(self._bystander, self._record, options)
+        report.complaints, report.recoveries, report.done = verdict.complaints, verdict.recoveries, self._record.done
+        report.seconds["in all"] = time.monotonic() - started
+        return report
+
+    # -- the phases --------------------------------------------------------------------------------------------
+
+    def _is_complete(self) -> bool:
+        return all(worker.is_ready() for worker in self._crew.workers.values())
+
+    def _happen(self) -> None:
+        """Let the faults happen, while more and more numbers come in."""
+        options, began = self._options, time.monotonic()
+        faults = list(self._report.faults)
+        while faults:
+            now = time.monotonic() - began
+            share = min(1.0, 0.25 + now / (0.9 * options.seconds))
+            self._feed(int(options.numbers * share))
+            if faults[0].at <= now:
+                self._mayhem.do(faults.pop(0))
+                # The clock of the plan stands still while the server is away.
+                began += time.monotonic() - began - now
+            self._step()
+        self._feed(options.numbers)
+
+    def _is_drained(self) -> bool:
+        return self._mayhem.is_over and self._bystander.is_drained(
+            self._options.numbers, (self._options.numbers + 1) // 2
+        )
+
+    def _dismiss(self) -> None:
+        """Ask everybody to go; nobody may need to be forced."""
+        self._work_until(self._is_complete, 30, "not all workers got ready again")
+        self._replacing = False
+        for worker in self._crew.workers.values():
+            self._mayhem.ask_to_leave(worker)
+        patience = LEAVING + self._options.slack
+        self._work_until(lambda: not self._crew.workers, patience, "not all workers left in time")
+
+    # -- every moment --------------------------------------------------------------------------------------------
+
+    def _work_until(self, condition: Any, patience: float, complaint: str) -> bool:
+        deadline = time.monotonic() + patience
+        while not condition():
+            if time.monotonic() > deadline or len(self._record.complaints) > _MOST_COMPLAINTS:
+                self._record.complain(f"{complaint} within {patience:g} s")
+                return False
+            self._step()
+        return True
+
+    def _step(self) -> None:
+        time.sleep(0.05)
+        self._mayhem.go_on()
+        for worker in self._crew.workers.values():
+            worker.children()
+        for end in self._crew.ends():
+            self._record.tell(f"{end.worker.log.name} ended, process {end.worker.pid}, exit code {end.code}")
+            self._judge(end)
+            del self._crew.workers[end.worker.place]
+            if self._replacing:
+                new = self._crew.hire(end.worker.place, fresh=self._chance.random() < 0.1)
+                self._record.tell(f"{new.log.name} started, process {new.pid}")
+        self._watch.look()
+
+    def _feed(self, numbers: int) -> None:
+        if numbers > self._fed:
+            self._bystander.feed(range(self._fed, numbers))
+            self._fed = numbers
+
+    def _judge(self, end: End) -> None:
+        """Whether a worker ended as it should have."""
+        worker, record = end.worker, self._record
+        if worker.state == "killed":
+            return
+        # To sign off takes a server, and so does the beginning of a populate or of a worker.
+        since = worker.told_to_leave or (end.when if worker.ready else worker.started)
+        was_cut_off = not worker.ready and any(since <= cut <= end.when for cut in record.cuts)
+        if was_cut_off or record.in_outage(since, end.when):
+            # A populate waits for the server once it has begun to work.
+            was_at_work = worker.ready if worker.kind == "worker" else "/djjobs/working.py" in worker.words()
+            if worker.state != "leaving" and was_at_work:
+                record.complain(f"a {worker.kind} did not survive the restart of the server: {_last_words(end)}")
+            record.hit([worker.pid, *worker.last_children], "ended while the server was away")
+            return
+        if worker.state != "leaving":
+            record.complain(f"a {worker.kind} ended by itself with {end.code}: {_last_words(end)}")
+            record.hit([worker.pid, *worker.last_children], "ended by itself")
+            return
+        record.left[worker.pid] = end.when
+        if end.code != 0:
+            record.complain(f"a {worker.kind} left with exit code {end.code}: {_last_words(end)}")
+        took = end.when - worker.told_to_leave
+        if took > LEAVING + self._options.slack:
+            record.complain(f"a {worker.kind} took {took:.1f} s to leave: {_last_words(end)}")
+
+
+def _last_words(end: End) -> str:
+    lines = "\n    ".join(end.worker.words().splitlines()[-12:])
+    return f"{end.worker.log.name}, process {end.worker.pid}\n    {lines}"
+
+
+# -- the command line ------------------------------------------------------------------------------------------
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--seed", type=int, help="of the first round; each further one adds 1. Defaults to a new one")
+    parser.add_argument("--minutes", type=float, default=10, help="begin no round after so long (%(default)s)")
+    parser.add_argument("--workers", type=int, default=16, help="how many at a time (%(default)s)")
+    parser.add_argument("--jobs", type=int, default=3000, help="of a round (%(default)s)")
+    parser.add_argument("--seconds", type=float, default=60, help="of faults in a round (%(default)s)")
+    parser.add_argument(
+        "--engine",
+        choices=("mysql", "postgresql", "mariadb"),
+        action="append",
+        help="mysql and postgresql, unless said",
+    )
+    chosen = parser.parse_args()
+    os.environ["DJ_IGNORE_CONFIG_FILE"] = "true"  # only the settings of the run count
+    seed = secrets.randbelow(10**6) if chosen.seed is None else chosen.seed
+    deadline, failed = time.monotonic() + 60 * chosen.minutes, 0
+    while True:
+        for engine in chosen.engine or ("mysql", "postgresql"):
+            options = Options(seed, jobs=chosen.jobs, workers=chosen.workers, seconds=chosen.seconds)
+            failed += not _round(engine, options)
+        seed += 1
+        if time.monotonic() > deadline:
+            break
+    print(f"{failed} rounds failed" if failed else "all rounds passed")
+    return 1 if failed else 0
+
+
+def _round(engine: str, options: Options) -> bool:
+    import servers
+
+    folder = Path(tempfile.mkdtemp(prefix="djjobs-chaos-"))
+    with servers.start(engine) as server:
+        report = run(server, options, folder)
+    print(f"{engine}, {report}", flush=True)
+    if report.complaints:
+        print(f"The workers' logs are in {folder}. Once more: --engine {engine} --seed {options.seed}", flush=True)
+        return False
+    shutil.rmtree(folder)
+    return True
+
+
+if __name__ == "__main__":
+    sys.exit(main())
