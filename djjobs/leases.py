@@ -49,7 +49,14 @@ class Registration:
         _change_locked(queue, forgotten, engine.forget_workers, seconds=_REMEMBERED)
         who = {name: value for name, value in queue.signature().items() if name != "connection_id"}
         about = {"slots": self._slots, "tables": json.dumps(self._tables), "cluster_job": cluster_job()}
-        queue.change(engine.enter_worker, **parameters, **who, **about)
+
+        def enter() -> None:
+            with queue.db.transaction():
+                # An earlier try may have got through, though its answer did not.
+                if not queue.execute(engine.is_known, worker=self._worker_id).fetchone():
+                    queue.execute(engine.enter_worker, **parameters, **who, **about)
+
+        queue.db.retry(enter)
 
     def _beat(self, parameters: dict[str, Any]) -> bool:
         """Whether there is a row for this worker; if somebody has just taken it for dead, it is left alone."""

@@ -82,8 +82,13 @@ def populate(queue: Queue, keys: Keys, options: Options, schedule: Callable[[], 
             run(line, of_slot, line.report)
 
         if context is None:
-            with Pulse(claimant, finisher) as pulse:
-                run(pulse, claims, report)
+            with Stop() as stop:
+                try:
+                    with Pulse(claimant, finisher) as pulse:
+                        run(pulse, claims, report)
+                finally:
+                    # A signal that came while the worker signed off.
+                    stop.check()
         else:
             suppress = options.suppress_errors
             work_in_processes(context, processes, finisher, claimant, run_slot, report, budget, suppress)

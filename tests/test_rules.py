@@ -1,7 +1,7 @@
 """Whatever is done to a queue, in whatever order, its jobs and results are what a simple model says.
 
 Hypothesis chooses the steps; each is taken on the real queue and in the model, and then everything is compared.
-A failure prints the shortest sequence that was found, and a line to put above `class Rules` that repeats it.
+A failure prints the sequence of steps, and a decorator for `class Rules` that repeats it.
 """
 
 from __future__ import annotations
@@ -49,7 +49,8 @@ from djjobs.stopping import Stop
 #: An example is a sequence of steps. More of them: DJJOBS_EXAMPLES=1000
 EXAMPLES = int(os.environ.get("DJJOBS_EXAMPLES", 40))
 LENGTH = 40
-PHASES = [Phase.generate] if os.environ.get("NOSHRINK") else list(Phase)
+#: To look for the shortest sequence that fails takes minutes: DJJOBS_SHRINK=1
+PHASES = [Phase.generate, *([Phase.shrink] if os.environ.get("DJJOBS_SHRINK") else [])]
 
 NUMBERS = range(1, 4)
 WORKERS = tuple(f"00000000-0000-0000-0000-00000000000{number}" for number in range(2))
