@@ -1,10 +1,12 @@
-"""Clean-up: jobs go when what they were about is gone. A reserved job is its worker's and stays."""
+"""Clean-up: jobs go when what they were about is gone. A reserved job is its worker's and stays while that lives."""
 
 from __future__ import annotations
 
 from typing import Any
 
+from .finishing import Finisher
 from .keys import Keys
+from .leases import recover
 from .queue import Queue
 
 __all__ = ["cleanup"]
@@ -13,17 +15,18 @@ __all__ = ["cleanup"]
 _PORTION = 5000
 
 
-def cleanup(queue: Queue, keys: Keys, restrictions: tuple[Any, ...]) -> dict[str, int]:
-    """Remove orphaned jobs; return how many of each kind."""
-    join = ""
+def cleanup(queue: Queue, finisher: Finisher, restrictions: tuple[Any, ...] = ()) -> dict[str, int]:
+    """Remove orphaned jobs and put back those of dead workers; return how many of each kind."""
+    keys, join = finisher.keys, ""
     if restrictions:
-        jobs = queue.jobs & {"table_name": keys.table.table_name}
+        jobs = queue.jobs & {"table_name": finisher.table_name}
         join = queue.sql(queue.engine.join_chosen, chosen=keys.held_sql(jobs, restrictions))
     return {
         "orphaned_success": _remove(queue, keys, ("success",), keys.made_sql, join),
         "orphaned_incomplete": _remove(
             queue, keys, ("scheduled", "error", "ignore", "cancelled"), keys.chosen_sql, join
         ),
+        "recovered": recover(queue, {finisher.table_name: finisher}, join_chosen=join),
         "expired": 0,
     }
 

@@ -88,7 +88,12 @@ class Registration:
         self._queue.change(self._queue.engine.save_progress, progress=progress, **token)
 
 
-def recover(queue: Queue, finishers: Mapping[str, Finisher], between: Callable[[], None] = lambda: None) -> int:
+def recover(
+    queue: Queue,
+    finishers: Mapping[str, Finisher],
+    between: Callable[[], None] = lambda: None,
+    join_chosen: str = "",
+) -> int:
     """Put the jobs of dead workers back into the queue; return how many.
 
     A job that has lost its worker too often becomes an error instead; one whose result is there is done.
@@ -99,13 +104,16 @@ def recover(queue: Queue, finishers: Mapping[str, Finisher], between: Callable[[
         The tables whose jobs are to be looked at, by name.
     between : callable
         Called between two jobs. Defaults to nothing.
+    join_chosen : str
+        SQL that keeps to some of the jobs. Defaults to all.
     """
     engine = queue.engine
     if float(queue.execute(engine.uptime).fetchone()[1]) < settings.lease:
         # The server was away: everybody may need a moment to be heard again.
         return 0
     own_lease = engine.seconds("worker.lease")
-    find = queue.sql(engine.find_dead_claims, lease=engine.seconds("%(lease)s"), own_lease=own_lease)
+    leases = {"lease": engine.seconds("%(lease)s"), "own_lease": own_lease}
+    find = queue.sql(engine.find_dead_claims, **leases, join_chosen=join_chosen)
     is_dead = queue.sql(engine.is_dead, own_lease=own_lease)
     rows = queue.db.execute(find, tables=tuple(finishers), lease=settings.lease).fetchall()
     recovered = 0

@@ -14,7 +14,6 @@ from .database import explained
 from .errors import DjJobsError
 from .finishing import Finisher
 from .keys import Keys, table_label
-from .leases import recover
 from .policy import RetryOn, exponential
 from .populate import populate
 from .queue import Queue
@@ -224,8 +223,7 @@ class JobsMixin:
         """
         with self._explained("clean up"):
             queue, keys = self._queue_and_keys(())
-            recovered = 0 if restrictions else recover(queue, {keys.table.table_name: self._finisher(queue, keys)})
-            return {**cleanup.cleanup(queue, keys, restrictions), "recovered": recovered}
+            return cleanup.cleanup(queue, self._finisher(queue, keys), restrictions)
 
     def retry_jobs(self, *restrictions: Any) -> int:
         """Put jobs that are `error` or `cancelled` back into the queue; return how many."""

@@ -68,7 +68,9 @@ class TableJobs(Jobs):
             re_pended = scheduling.put_back_unmade(queue, keys)
             run = table.schedule_jobs(*restrictions, min_scheduling_interval=0, priority=priority, due_time=due_time)
             orphaned = 0 if not orphan_timeout else self._put_back_older_than(orphan_timeout)
-            removed = sum(cleanup.cleanup(queue, keys, ()).values())
+            cleaned = cleanup.cleanup(queue, table._finisher(queue, keys))
+            removed = cleaned["orphaned_success"] + cleaned["orphaned_incomplete"]
+            orphaned += cleaned["recovered"]
         return {"added": run.scheduled, "removed": removed, "orphaned": orphaned, "re_pended": re_pended}
 
     def _put_back_older_than(self, seconds: float) -> int:

@@ -242,6 +242,13 @@ def test_a_recovery_keeps_to_its_table_and_to_the_dead(start: Any) -> None:
     assert {n: after[n] for n in (2, 3, 4)} == {n: before[n] for n in (2, 3, 4)}
 
 
+def test_a_restricted_clean_up_recovers_only_what_it_was_asked_about(start: Any) -> None:
+    Square = start(3)
+    lose(Square, [1, 2])
+    assert Square.cleanup_jobs("n = 1")["recovered"] == 1
+    assert statuses(Square) == {1: "scheduled", 2: "reserved", 3: "scheduled"}
+
+
 def test_a_job_that_datajoint_itself_reserved_is_never_touched(start: Any) -> None:
     """It has no worker: nobody knows whether who reserved it lives."""
     Square = start(2)

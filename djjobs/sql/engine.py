@@ -284,7 +284,7 @@ class Engine(ABC):
     find_dead_claims = """
         SELECT job.table_name, job.key_hash, job.{key}, job.attempt, job.priority, job.worker_id, job.claim,
                job.host, job.pid
-        FROM {jobs} AS job LEFT JOIN {workers} AS worker ON worker.worker_id = job.worker_id
+        FROM {jobs} AS job LEFT JOIN {workers} AS worker ON worker.worker_id = job.worker_id {join_chosen}
         WHERE job.table_name IN %(tables)s AND job.status = 'reserved' AND job.worker_id IS NOT NULL
           AND CASE WHEN worker.worker_id IS NULL THEN job.timestamp < {now} - {lease}
                    ELSE worker.last_heartbeat < {now} - {own_lease} END"""
