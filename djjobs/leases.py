@@ -140,8 +140,8 @@ def recover(
 def is_looked_after(queue: Queue, table_name: str) -> bool:
     """Whether a worker is alive that recovers the jobs of this table."""
     living = queue.sql(queue.engine.tables_of_the_living, own_lease=queue.engine.seconds("worker.lease"))
-    rows = queue.db.execute(living).fetchall()
-    return any(table_name in (json.loads(tables) if isinstance(tables, str) else tables) for (tables,) in rows)
+    lists = [tables or [] for (tables,) in queue.db.execute(living).fetchall()]
+    return any(table_name in (json.loads(tables) if isinstance(tables, str) else tables) for tables in lists)
 
 
 def _change_locked(queue: Queue, lock: str, change: str, **parameters: Any) -> None:
