@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import logging
 from typing import Any
 
+from .compat import datajoint_api
 from .finishing import Finisher
-from .keys import Keys
 from .leases import recover
 from .queue import Queue
+from .settings import settings
 
 __all__ = ["cleanup"]
+
+logger = logging.getLogger("djjobs")
 
 #: How many jobs one statement removes.
 _PORTION = 5000
@@ -21,26 +25,49 @@ def cleanup(queue: Queue, finisher: Finisher, restrictions: tuple[Any, ...] = ()
     if restrictions:
         jobs = queue.jobs & {"table_name": finisher.table_name}
         join = queue.sql(queue.engine.join_chosen, chosen=keys.held_sql(jobs, restrictions))
+    orphans = _Removal(queue, finisher, join, queue.engine.find_orphans)
+    expired = _Removal(queue, finisher, join, queue.engine.find_expired)
     return {
-        "orphaned_success": _remove(queue, keys, ("success",), keys.made_sql, join),
-        "orphaned_incomplete": _remove(
-            queue, keys, ("scheduled", "error", "ignore", "cancelled"), keys.chosen_sql, join
-        ),
+        "orphaned_success": orphans.run(("success",), living=keys.made_sql),
+        "orphaned_incomplete": orphans.run(("scheduled", "error", "ignore", "cancelled"), living=keys.chosen_sql),
         "recovered": recover(queue, {finisher.table_name: finisher}, join_chosen=join),
-        "expired": 0,
+        "expired": expired.run(("success", "error", "cancelled"), made=keys.made_sql),
     }
 
 
-def _remove(queue: Queue, keys: Keys, statuses: tuple[str, ...], living: str, join: str) -> int:
-    """Remove the jobs of these statuses whose key is not among the living; found by one statement."""
-    engine, table_name = queue.engine, keys.table.table_name
-    among = "(" + ", ".join(f"'{status}'" for status in statuses) + ")"
-    find = queue.sql(engine.find_orphans, living=living, join_chosen=join, statuses=among)
-    rows = queue.db.retry(lambda: queue.db.execute(find, table=table_name).fetchall())
-    delete = queue.sql(engine.delete_orphans, statuses=among)
-    removed = 0
-    for first in range(0, len(rows), _PORTION):
-        portion = rows[first : first + _PORTION]
-        hashes = tuple(key_hash for key_hash, _ in portion)
-        removed += queue.db.change(delete, table=table_name, hashes=hashes, seen=portion[0][1])
-    return removed
+class _Removal:
+    """Finds jobs by one statement and removes them by key, after the table's `before_delete`."""
+
+    def __init__(self, queue: Queue, finisher: Finisher, join: str, find: str) -> None:
+        self._queue, self._finisher, self._join, self._find = queue, finisher, join, find
+
+    def run(self, statuses: tuple[str, ...], **parts: str) -> int:
+        """Remove the jobs of these statuses that the statement finds; return how many."""
+        queue, engine, table_name = self._queue, self._queue.engine, self._finisher.table_name
+        among = "(" + ", ".join(f"'{status}'" for status in statuses) + ")"
+        parts |= {"join_chosen": self._join, "statuses": among, "retention": engine.seconds("%(retention)s")}
+        find, delete = queue.sql(self._find, **parts), queue.sql(engine.delete_orphans, statuses=among)
+        rows = queue.db.execute(find, table=table_name, retention=settings.retention).fetchall()
+        removed = 0
+        for first in range(0, len(rows), _PORTION):
+            portion = rows[first : first + _PORTION]
+            hashes = self._agreed([key_hash for key_hash, _ in portion])
+            if hashes:
+                removed += queue.db.change(delete, table=table_name, hashes=hashes, seen=portion[0][1])
+        return removed
+
+    def _agreed(self, hashes: list[str]) -> tuple[str, ...]:
+        """Those of the jobs that the table's own hook has seen and does not object to."""
+        table = self._finisher.keys.table
+        if not table._has_before_delete():
+            return tuple(hashes)
+        jobs = self._queue.jobs & {"table_name": self._finisher.table_name}
+        among = ", ".join(f"'{key_hash}'" for key_hash in hashes)
+        agreed = []
+        for job in datajoint_api.dicts(jobs & f"key_hash IN ({among})"):
+            try:
+                table.before_delete({**job, "key": self._finisher.keys.decode(job["key"])})
+                agreed.append(job["key_hash"])
+            except Exception:
+                logger.exception("before_delete of %s failed; the job %s stays", self._finisher.name, job["key"])
+        return tuple(agreed)

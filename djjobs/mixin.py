@@ -77,6 +77,12 @@ class JobsMixin:
     def on_cancel(self, key: dict[str, Any]) -> None:
         """Called after a running job was cancelled and rolled back: remove what make() left elsewhere."""
 
+    def before_delete(self, job: dict[str, Any]) -> None:
+        """Called with the row of a job before `cleanup_jobs` removes it. If it raises, the job stays."""
+
+    def _has_before_delete(self) -> bool:
+        return type(self).before_delete is not JobsMixin.before_delete
+
     def schedule_jobs(
         self,
         *restrictions: Any,
@@ -219,7 +225,8 @@ class JobsMixin:
         dict
             How many jobs were removed: ``orphaned_success`` (the row in this table is gone) and
             ``orphaned_incomplete`` (the key left key_source); how many were ``recovered`` from dead workers; and
-            ``expired``.
+            how many finished jobs were removed because they are older than ``djjobs.settings.retention``
+            (``expired``).
         """
         with self._explained("clean up"):
             queue, keys = self._queue_and_keys(())

@@ -113,6 +113,9 @@ class Settings:
     grace : float
         How many seconds a worker that is to stop lets running jobs go on, and how many a make() has to
         yield when it is interrupted. Defaults to 5.
+    retention : float
+        Finished jobs older than so many seconds go with `cleanup_jobs`, unless they keep a key from being made again.
+        Defaults to 30 days.
     reconnect_timeout : float
         How long a populate waits for a server that went away in the middle of its work. Defaults to 60.
     """
@@ -124,6 +127,7 @@ class Settings:
     lease = _Setting(60.0, _check_some_seconds)
     max_crashes = _Setting(3, _check_count)
     grace = _Setting(5.0, check_seconds)
+    retention = _Setting(30 * 86400.0, check_seconds)
     reconnect_timeout = _Setting(60.0, check_seconds)
 
     def __init__(self) -> None:

@@ -18,7 +18,7 @@ from typing import Any
 import datajoint as dj
 import pytest
 from click.testing import CliRunner
-from pipelines import INT, job_counts, sessions
+from pipelines import INT, job_counts, rows_of, sessions
 
 import djjobs as djjobs_package
 from djjobs import DjJobsError
@@ -27,7 +27,9 @@ from djjobs.cli.options import parse_duration
 from djjobs.cli.targets import module_or_schema, tables_of
 from djjobs.worker import WorkerOptions
 
-COMMANDS = ["worker", "status", "jobs", "workers", "retry", "ignore", "cancel", "cleanup", "check", "migrate", "demo"]
+LOOKING = ["worker", "status", "jobs", "workers"]
+CHANGING = ["schedule-jobs", "retry", "ignore", "cancel", "cleanup"]
+COMMANDS = [*LOOKING, *CHANGING, "check", "migrate", "demo"]
 
 
 def djjobs(*arguments: str, folder: Path | None = None, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -336,6 +338,19 @@ def test_jobs_are_chosen_by_key_restriction_and_row(busy: Folder) -> None:
         done = busy.run("retry", spectrum, "--where", f"error_message LIKE '{words}'", "--json")
         assert json.loads(done.stdout) == {"Spectrum": count}
     assert json.loads(busy.run("retry", spectrum, "--restrict", "day > 100", "--json").stdout) == {"Spectrum": 0}
+
+
+def test_jobs_are_scheduled_as_from_a_crontab(folder: Folder) -> None:
+    done = folder.run("schedule-jobs", folder.name)
+    assert (done.returncode, done.stdout) == (0, "Spectrum: 4 jobs scheduled\nPeaks: 0 jobs scheduled\n")
+    assert folder.run("schedule-jobs", folder.name, "--json").stdout == '{\n  "Spectrum": 0,\n  "Peaks": 0\n}\n'
+    folder.module.Session.insert([{"subject": "m8", "session": n, "day": n} for n in (8, 9)])
+    target = f"{folder.name}:Spectrum"
+    done = folder.run("schedule-jobs", target, "--restrict", "session = 9", "--priority", "1", "--delay", "2h")
+    assert done.stdout == "Spectrum: 1 job scheduled\n"
+    (row,) = [row for row in rows_of(folder.module.Spectrum.jobs) if row["key"]["session"] == 9]
+    assert (row["priority"], row["turn"], row["due_time"] > row["created_time"]) == (1, None, True)
+    assert "--restrict" in complaint(folder.run("schedule-jobs", target, "--restrict", ""))
 
 
 def test_keys_are_ignored_and_orphans_cleaned_up(busy: Folder) -> None:

@@ -15,6 +15,7 @@ from .check import check
 from .demo import demo
 from .jobs import jobs
 from .migrate import migrate
+from .schedule import schedule_jobs
 from .status import status
 from .worker import worker
 from .workers import workers
@@ -49,5 +50,11 @@ def main(context: click.Context) -> None:
         click.echo(context.get_help())
 
 
-for _command in (worker, status, jobs, workers, retry, ignore, cancel, cleanup, check, migrate, demo):
-    main.add_command(_command)
+_COMMANDS = (
+    (worker, status, jobs, workers),
+    (schedule_jobs, retry, ignore, cancel, cleanup),
+    (check, migrate, demo),
+)
+for _group in _COMMANDS:
+    for _command in _group:
+        main.add_command(_command)

@@ -312,6 +312,12 @@ class Engine(ABC):
         WHERE job.table_name = %(table)s AND job.status IN {statuses} AND living.key_hash IS NULL"""
     join_chosen = "JOIN ({chosen}) AS chosen ON chosen.key_hash = job.key_hash"
 
+    #: The finished jobs that are older than the retention and whose result is there: no key comes back without them.
+    find_expired = """
+        SELECT job.key_hash, {now}
+        FROM {jobs} AS job JOIN ({made}) AS made ON made.key_hash = job.key_hash {join_chosen}
+        WHERE job.table_name = %(table)s AND job.status IN {statuses} AND job.timestamp < {now} - {retention}"""
+
     #: Remove them, unless they have changed since.
     delete_orphans = """
         DELETE FROM {jobs}
