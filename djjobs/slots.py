@@ -130,7 +130,8 @@ class Slot:
         supervisor = os.getpid() if bound else None
         arguments = (main, self.page, messages_end, orders_end, output_end, [*others, *self.ends], supervisor)
         self.process = context.Process(target=_run_slot, args=arguments, daemon=False)
-        self.process.start()
+        with _without_stdin():
+            self.process.start()
         messages_end.close()
         orders_end.close()
         os.close(output_end)
@@ -288,6 +289,16 @@ class Crew:
             logger.warning("The jobs of a slot could not be given back; their lease will end: %s", error)
 
 
+@contextlib.contextmanager
+def _without_stdin() -> Iterator[None]:
+    """multiprocessing closes a child's standard input, and waits for ever if a thread here is just reading it."""
+    stdin, sys.stdin = sys.stdin, None
+    try:
+        yield
+    finally:
+        sys.stdin = stdin
+
+
 def _run_slot(
     main: Callable[[SlotLine], None],
     page: Page,
@@ -306,6 +317,8 @@ def _run_slot(
     for stream in (1, 2):
         os.dup2(output, stream)
     os.close(output)
+    sys.stdin = open(os.devnull)  # noqa: SIM115 - for as long as the process lives
+    os.dup2(sys.stdin.fileno(), 0)
     sys.stdout = sys.stderr = os.fdopen(2, "w", buffering=1, closefd=False)
     line = SlotLine(page, messages, orders)
     logger.handlers, logger.propagate = [_ToSupervisor(line)], False

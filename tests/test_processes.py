@@ -398,3 +398,20 @@ def test_a_ctrl_c_in_a_terminal_gives_all_jobs_back(start: Any, tmp_path: Path) 
         worker.wait(20)
     assert CallLog(tmp_path / "calls").lines()[5:] == [["raised", "KeyboardInterrupt"], ["reserved", "0"]]
     assert job_counts(Square) == {"scheduled": 8}
+
+
+def test_a_thread_that_reads_the_standard_input_is_in_nobodys_way(start: Any) -> None:
+    """Its lock is held in a forked child for ever, and multiprocessing would wait for it."""
+    Square = start(4)
+    reader, writer = os.pipe()
+    before, sys.stdin = sys.stdin, open(reader)  # noqa: SIM115 - closed below
+    try:
+        listening = threading.Thread(target=sys.stdin.read, daemon=True)
+        listening.start()
+        assert Square.populate(reserve_jobs=True, processes=2)["success_count"] == 4
+        assert listening.is_alive()
+    finally:
+        os.close(writer)
+        listening.join()
+        sys.stdin.close()
+        sys.stdin = before
