@@ -29,7 +29,7 @@ def _ask_running(queue: Queue, keys: Keys, how: str) -> int:
     find = queue.sql(engine.asked_to_stop, chosen=keys.chosen_sql)
     asked = dict(queue.db.execute(find, table=table_name).fetchall())
     if asked:
-        queue.change(engine.call_workers, workers=tuple(asked))
+        queue.execute(engine.call_workers, workers=tuple(asked))
     return sum(asked.values())
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
 
 from .claiming import Job
 from .finishing import Failure, Finisher
@@ -43,32 +42,17 @@ class Registration:
         """Show that the worker is alive; enter it if it is not there, or no longer."""
         queue, engine = self._queue, self._queue.engine
         parameters = {"worker": self._worker_id, "lease": settings.lease, "state": self.state}
-        if queue.db.retry(lambda: self._beat(parameters)):
+        if queue.execute(engine.beat, **parameters).rowcount:
             return
-        forgotten = queue.sql(engine.lock_forgotten, interval=engine.seconds("%(seconds)s"))
-        _change_locked(queue, forgotten, engine.forget_workers, seconds=_REMEMBERED)
+        forget = queue.sql(engine.forget_workers, interval=engine.seconds("%(seconds)s"))
+        queue.db.execute(forget, seconds=_REMEMBERED)
         who = {name: value for name, value in queue.signature().items() if name != "connection_id"}
         about = {"slots": self._slots, "tables": json.dumps(self._tables), "cluster_job": cluster_job()}
-
-        def enter() -> None:
-            with queue.db.transaction():
-                # An earlier try may have got through, though its answer did not.
-                if not queue.execute(engine.is_known, worker=self._worker_id).fetchone():
-                    queue.execute(engine.enter_worker, **parameters, **who, **about)
-
-        queue.db.retry(enter)
-
-    def _beat(self, parameters: dict[str, Any]) -> bool:
-        """Whether there is a row for this worker; if somebody has just taken it for dead, it is left alone."""
-        queue, engine = self._queue, self._queue.engine
-        with queue.db.transaction():
-            if queue.execute(engine.lock_worker, worker=self._worker_id).fetchone():
-                return bool(queue.execute(engine.beat, **parameters).rowcount)
-            return queue.execute(engine.is_known, worker=self._worker_id).fetchone() is not None
+        queue.execute(engine.enter_worker, **parameters, **who, **about)
 
     def leave(self) -> None:
         """The worker has given back everything and goes."""
-        self._queue.change(self._queue.engine.leave, worker=self._worker_id)
+        self._queue.execute(self._queue.engine.leave, worker=self._worker_id)
 
     def is_called(self) -> bool:
         """Whether somebody has left a request for this worker since it was asked last."""
@@ -111,19 +95,16 @@ def recover(
     if float(queue.execute(engine.uptime).fetchone()[1]) < settings.lease:
         # The server was away: everybody may need a moment to be heard again.
         return 0
-    own_lease = engine.seconds("worker.lease")
-    leases = {"lease": engine.seconds("%(lease)s"), "own_lease": own_lease}
+    leases = {"lease": engine.seconds("%(lease)s"), "own_lease": engine.seconds("worker.lease")}
     find = queue.sql(engine.find_dead_claims, **leases, join_chosen=join_chosen)
-    is_dead = queue.sql(engine.is_dead, own_lease=own_lease)
+    is_dead = queue.sql(engine.is_dead, own_lease=engine.seconds("lease"))
     rows = queue.db.execute(find, tables=tuple(finishers), lease=settings.lease).fetchall()
     recovered = 0
     for table_name, key_hash, key, attempt, priority, worker_id, claim, host, pid in rows:
 
         def dead(worker_id: str = worker_id) -> bool:
-            if not queue.execute(engine.is_known, worker=worker_id).fetchone():
-                return True
             row = queue.db.execute(is_dead, worker=worker_id).fetchone()
-            return row is not None and bool(row[0])
+            return row is None or bool(row[0])
 
         finisher = finishers[table_name]
         job = Job(key_hash, finisher.keys.decode(key), attempt, priority, worker_id, claim)
@@ -133,24 +114,12 @@ def recover(
             recovered += 1
             logger.warning("%s %s: %s It is %s now.", finisher.name, job.key, story, outcome)
         between()
-    _change_locked(queue, queue.sql(engine.lock_dead, own_lease=own_lease), engine.bury_workers)
+    queue.db.execute(queue.sql(engine.bury_workers, own_lease=engine.seconds("lease")))
     return recovered
 
 
 def is_looked_after(queue: Queue, table_name: str) -> bool:
     """Whether a worker is alive that recovers the jobs of this table."""
-    living = queue.sql(queue.engine.tables_of_the_living, own_lease=queue.engine.seconds("worker.lease"))
+    living = queue.sql(queue.engine.tables_of_the_living, own_lease=queue.engine.seconds("lease"))
     lists = [tables or [] for (tables,) in queue.db.execute(living).fetchall()]
     return any(table_name in (json.loads(tables) if isinstance(tables, str) else tables) for tables in lists)
-
-
-def _change_locked(queue: Queue, lock: str, change: str, **parameters: Any) -> None:
-    """Change the workers that a statement locks; those that somebody else has locked are left out."""
-
-    def attempt() -> None:
-        with queue.db.transaction():
-            workers = tuple(row[0] for row in queue.db.execute(lock, **parameters).fetchall())
-            if workers:
-                queue.execute(change, workers=workers)
-
-    queue.db.retry(attempt)

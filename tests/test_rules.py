@@ -159,7 +159,7 @@ class Model:
         return None if self.chosen(n, *OVER) or (n in self.source and n in self.made) else 0
 
     def cleanup(self, n: int | None) -> dict[str, int]:
-        recovered = self.recover() if n is None else 0
+        recovered = self.recover(n)
         among = {number: row for number, row in self.rows.items() if n in (None, number)}
         unmade = [k for k, row in among.items() if row.status == "success" and k not in self.made]
         sourceless = [
@@ -183,8 +183,8 @@ class Model:
         worker = row.owner[0]
         return worker in self.late if worker in self.workers else row.aged
 
-    def recover(self) -> int:
-        dead = [number for number, row in self.rows.items() if self.is_dead(row)]
+    def recover(self, n: int | None = None) -> int:
+        dead = [number for number, row in self.rows.items() if n in (None, number) and self.is_dead(row)]
         for number in dead:
             self.crash(number)
         self.workers.update(dict.fromkeys(self.late, "dead"))

@@ -238,12 +238,15 @@ class Engine(ABC):
     set_status = "status = '{status}', timestamp = {now}"
 
     # -- workers and their leases ---------------------------------------------------------------------
+    #
+    # Each of these is a transaction by itself: a process that is suspended in the middle of one would keep a row
+    # locked that others have to write to show that they are alive.
 
     enter_worker = """
         INSERT INTO {workers} (worker_id, {user}, host, pid, started, last_heartbeat, lease, state, slots, tables,
                                cluster_job)
         VALUES (%(worker)s, %(user)s, %(host)s, %(pid)s, {now}, {now}, %(lease)s, %(state)s, %(slots)s, %(tables)s,
-                %(cluster_job)s)"""
+                %(cluster_job)s) {or_skip_worker}"""
 
     beat = """
         UPDATE {workers} SET last_heartbeat = {now}, lease = %(lease)s, state = %(state)s
@@ -253,21 +256,11 @@ class Engine(ABC):
 
     #: What the workers that are alive work on.
     tables_of_the_living = """
-        SELECT tables FROM {workers} AS worker WHERE last_heartbeat >= {now} - {own_lease}"""
+        SELECT tables FROM {workers} WHERE last_heartbeat >= {now} - {own_lease}"""
 
-    is_known = "SELECT 1 FROM {workers} WHERE worker_id = %(worker)s"
-
-    #: Nobody waits for a lock on a worker's row: whoever holds it may be asleep, and who waits sends no heartbeats.
-    lock_worker = is_known + " FOR UPDATE SKIP LOCKED"
-
-    #: Workers that have not been heard of for so long, and those whose lease has run out.
-    lock_forgotten = """
-        SELECT worker_id FROM {workers} WHERE last_heartbeat < {now} - {interval} FOR UPDATE SKIP LOCKED"""
-    lock_dead = """
-        SELECT worker_id FROM {workers} AS worker
-        WHERE state <> 'dead' AND last_heartbeat < {now} - {own_lease} FOR UPDATE SKIP LOCKED"""
-    forget_workers = "DELETE FROM {workers} WHERE worker_id IN %(workers)s"
-    bury_workers = "UPDATE {workers} SET state = 'dead' WHERE worker_id IN %(workers)s"
+    forget_workers = "DELETE FROM {workers} WHERE last_heartbeat < {now} - {interval}"
+    bury_workers = """
+        UPDATE {workers} SET state = 'dead' WHERE state <> 'dead' AND last_heartbeat < {now} - {own_lease}"""
 
     #: How often somebody has called for this worker's attention.
     calls_for = "SELECT calls FROM {workers} WHERE worker_id = %(worker)s"
@@ -289,10 +282,8 @@ class Engine(ABC):
           AND CASE WHEN worker.worker_id IS NULL THEN job.timestamp < {now} - {lease}
                    ELSE worker.last_heartbeat < {now} - {own_lease} END"""
 
-    #: Whether a worker is still as dead as it looked; its row is locked, so that it cannot come back meanwhile.
-    is_dead = """
-        SELECT last_heartbeat < {now} - {own_lease} FROM {workers} AS worker WHERE worker_id = %(worker)s
-        FOR UPDATE SKIP LOCKED"""
+    #: Whether a worker is still as dead as it looked.
+    is_dead = "SELECT last_heartbeat < {now} - {own_lease} FROM {workers} WHERE worker_id = %(worker)s"
 
     #: Seconds since the server was started: heartbeats were not heard before.
     uptime: ClassVar[str]
@@ -413,8 +404,19 @@ class Engine(ABC):
 
     def render(self, statement: str, **parts: str) -> str:
         """Fill a statement's template."""
-        own = ("now", "key", "user", "or_skip", "hint", "due_first", "use_order_index", "use_hash_index")
+        own = (
+            "now",
+            "key",
+            "user",
+            "or_skip",
+            "or_skip_worker",
+            "hint",
+            "due_first",
+            "use_order_index",
+            "use_hash_index",
+        )
         return statement.format(**{**{name: getattr(self, name) for name in own}, **parts})
 
-    #: Ends an INSERT that leaves rows alone which are already there.
+    #: Ends an INSERT that leaves rows alone which are already there; the same for `{workers}`.
     or_skip: ClassVar[str]
+    or_skip_worker: ClassVar[str]

@@ -26,6 +26,7 @@ class MySQL(Engine):
     key = "`key`"
     user = "`user`"
     or_skip = "ON DUPLICATE KEY UPDATE table_name = VALUES(table_name)"
+    or_skip_worker = "ON DUPLICATE KEY UPDATE worker_id = VALUES(worker_id)"
 
     own_connection_id = "SELECT CONNECTION_ID()"
     uptime = "SHOW GLOBAL STATUS LIKE 'Uptime'"
