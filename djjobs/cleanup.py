@@ -25,12 +25,14 @@ def cleanup(queue: Queue, finisher: Finisher, restrictions: tuple[Any, ...] = ()
     if restrictions:
         jobs = queue.jobs & {"table_name": finisher.table_name}
         join = queue.sql(queue.engine.join_chosen, chosen=keys.held_sql(jobs, restrictions))
+    # First: the job of a dead worker may be an orphan, too.
+    recovered = recover(queue, {finisher.table_name: finisher}, join_chosen=join)
     orphans = _Removal(queue, finisher, join, queue.engine.find_orphans)
     expired = _Removal(queue, finisher, join, queue.engine.find_expired)
     return {
         "orphaned_success": orphans.run(("success",), living=keys.made_sql),
         "orphaned_incomplete": orphans.run(("scheduled", "error", "ignore", "cancelled"), living=keys.chosen_sql),
-        "recovered": recover(queue, {finisher.table_name: finisher}, join_chosen=join),
+        "recovered": recovered,
         "expired": expired.run(("success", "error", "cancelled"), made=keys.made_sql),
     }
 

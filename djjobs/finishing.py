@@ -234,17 +234,16 @@ class Finisher:
 
     def give_back(self, jobs: Sequence[Job]) -> int:
         """Put claimed jobs back as they were; return how many were still ours."""
-        if not jobs:
-            return 0
-        parameters = {
-            "table": self.table_name,
-            "hashes": tuple(job.key_hash for job in jobs),
-            "worker": jobs[0].worker_id,
-            "claims": tuple({job.claim for job in jobs}),
-        }
+        claims: dict[tuple[str, int], list[str]] = {}
+        for job in jobs:
+            claims.setdefault((job.worker_id, job.claim), []).append(job.key_hash)
+        return sum(self._release(*token, hashes) for token, hashes in claims.items())
+
+    def _release(self, worker_id: str, claim: int, hashes: list[str]) -> int:
+        parameters = {"table": self.table_name, "hashes": tuple(hashes), "worker": worker_id, "claim": claim}
         released = 0
         for statement in self.queue.engine.release:
-            if released < len(jobs):
+            if released < len(hashes):
                 released += self.queue.change(statement, **parameters)
         return released
 

@@ -201,7 +201,7 @@ class Engine(ABC):
         UPDATE {jobs} SET status = 'cancelled', timestamp = {now}, progress = NULL, cancel_request = ''
         WHERE cancel_request <> '' AND """
     _these = """table_name = %(table)s AND key_hash IN %(hashes)s AND status = 'reserved'
-          AND worker_id = %(worker)s AND claim IN %(claims)s"""
+          AND worker_id = %(worker)s AND claim = %(claim)s"""
     #: All claims of one slot, but for the job that it was working on.
     _of_slot = """table_name IN %(tables)s AND status = 'reserved' AND worker_id = %(worker)s
           AND claim BETWEEN %(first)s AND %(last)s AND key_hash <> %(but)s"""
