@@ -164,7 +164,6 @@ class Keeper:
                 self._publish_progress(running)
         except Exception as error:
             logger.warning("The worker cannot be kept alive at the moment: %s", error)
-            self._steady_since = math.inf
             self._next_beat = now + min(1.0, settings.heartbeat_interval / 4) * random.uniform(0.5, 1.0)
             if self.db.is_lost(error):
                 self._try_to_reconnect()
@@ -182,7 +181,7 @@ class Keeper:
             registration.beat()
         now = time.monotonic()
         # After a gap others may not have been heard either: nobody is dead before all had the time to be heard again.
-        if self._steady_since == math.inf or now - self._last_beat > 2 * settings.heartbeat_interval:
+        if now - self._last_beat > 2 * settings.heartbeat_interval:
             self._steady_since = now
         self._last_beat, self._next_beat = now, now + self._interval()
 
