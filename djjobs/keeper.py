@@ -32,6 +32,8 @@ logger = logging.getLogger("djjobs")
 
 #: How often requests are looked for and progress is written, while a job runs that has taken so long already.
 _LOOK_INTERVAL = 1.0
+#: How long a worker that leaves tries to put back what its dead slots had.
+_PATIENCE = 2.0
 
 
 class Watched(Protocol):
@@ -134,7 +136,14 @@ class Keeper:
         self._next_beat = 0.0
 
     def leave(self) -> None:
-        """Sign off."""
+        """Sign off, unless a dead slot still has a job: then the lease has to run out."""
+        deadline = time.monotonic() + _PATIENCE
+        while self._unburied and time.monotonic() < deadline:
+            time.sleep(0.05)
+            self._bury_the_rest()
+        if self._unburied:
+            logger.warning("A dead slot's job could not be put back; its lease will end.")
+            return
         for registration in self._registrations.values():
             registration.leave()
 
@@ -155,11 +164,12 @@ class Keeper:
                 for slot, _ in running:
                     slot.measure()
                 self._beat()
-                self._bury_the_rest()
                 if time.monotonic() - self._steady_since >= settings.lease:
                     self.recover()
-            if now >= self._next_look and any(now - started.since >= _LOOK_INTERVAL for _, started in running):
+            lasting = any(now - started.since >= _LOOK_INTERVAL for _, started in running)
+            if now >= self._next_look and (lasting or self._unburied):
                 self._next_look = now + _LOOK_INTERVAL
+                self._bury_the_rest()
                 self._pass_on_requests(slots)
                 self._publish_progress(running)
         except Exception as error:
@@ -244,19 +254,21 @@ class Keeper:
     def bury(self, slot: Watched, story: str) -> Burial:
         """A slot is gone: end the attempt of the job it was working on, give back what it had not begun.
 
-        If the server is away this is made good later.
+        If the server is away, or has not noticed yet that the slot is gone and keeps its job locked, this is made
+        good later.
         """
         try:
             started = slot.page.read()
             released = self.release(slot, started.key_hash if started else "")
-            burial = self._end_attempt_of_the_dead(started, story) if started else None
-            return replace(burial or Burial(), released=released)
+            burial = self._end_attempt_of_the_dead(started, story) if started else Burial()
         except Exception as error:
             if not self.db.is_transient(error):
                 raise
             logger.warning("A slot died while the server is away; its job is seen to later: %s", error)
+            released, burial = 0, None
+        if burial is None:
             self._unburied.append((slot, story))
-            return Burial()
+        return replace(burial or Burial(), released=released)
 
     def _bury_the_rest(self) -> None:
         unburied, self._unburied = self._unburied, []
@@ -266,10 +278,11 @@ class Keeper:
                 logger.warning("%s %s: %s", type(burial.table).__name__, burial.job.key, burial.failure.message)
 
     def _end_attempt_of_the_dead(self, started: Started, story: str) -> Burial | None:
+        """What became of the job; None if that cannot be said yet."""
         finisher = self._finishers[started.table]
         job = finisher.claimed(self._claimant.worker_id, started.key_hash, started.claim)
         if job is None:
-            return None
+            return Burial()
         told = self._told.get((started.key_hash, started.claim))
         seconds = time.monotonic() - started.since
         if told is not None and told.what == "timeout":
