@@ -126,7 +126,7 @@ class Keeper:
 
     def enter(self) -> None:
         """Register the worker."""
-        self._last_beat = time.monotonic()
+        self._last_beat = self._steady_since = time.monotonic()
         self._beat()
 
     def stopping(self) -> None:
@@ -191,7 +191,7 @@ class Keeper:
             registration.beat()
         now = time.monotonic()
         # After a gap others may not have been heard either: nobody is dead before all had the time to be heard again.
-        if now - self._last_beat > 2 * settings.heartbeat_interval:
+        if now - self._last_beat > max(2 * settings.heartbeat_interval, settings.lease / 2):
             self._steady_since = now
         self._last_beat, self._next_beat = now, now + self._interval()
 
