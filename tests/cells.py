@@ -27,7 +27,7 @@ from typing import NoReturn
 ROOT = Path(__file__).resolve().parents[1]
 VENVS = Path(os.environ.get("DJJOBS_VENV") or ROOT / ".venv").resolve()
 LOGS = ROOT / "build" / "test"
-AT_ONCE = int(os.environ.get("CELLS_AT_ONCE") or 3)  # many tests wait for something most of the time
+AT_ONCE = int(os.environ.get("CELLS_AT_ONCE") or 2)
 NO_SERVER = 3  # what tests/servers.py exits with
 
 # name: extras of this project, DataJoint
