@@ -5,30 +5,26 @@ from __future__ import annotations
 import contextlib
 import logging
 import multiprocessing as mp
-import os
 import random
 import signal
-import subprocess
 import time
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from typing import Any
 
-from .budget import Budget, Pace
-from .claiming import Claims, Job
-from .compat import datajoint_api
-from .database import Database, explained
-from .errors import DjJobsError, LeaseLost
-from .executing import Executor, Outcome, clean_up_after, describe
-from .finishing import Finisher
+from .bell import Bell
+from .bench import Bench, WorkerOptions, one_a_connection
+from .budget import Budget
+from .database import explained
+from .errors import DjJobsError
+from .executing import Outcome, describe
 from .identity import Claimant
 from .keeper import Keeper
-from .keys import Keys, table_label
-from .queue import Queue
-from .running import Desk
-from .settings import check_seconds, settings
-from .slots import Crew, Death, Slot, SlotLine
+from .keys import table_label
+from .settings import settings
+from .slot_work import Shared, SlotWork
+from .slots import Crew, Death, Slot
 from .stopping import Stop
+from .walltime import deadline
 
 __all__ = ["WorkerOptions", "run_worker"]
 
@@ -40,59 +36,6 @@ _FIRST_WAIT, _LONGEST_WAIT = 1.0, 15.0
 _MOST_EXCUSED = 5
 #: How long a slot has to give back its job when it is told to.
 _PATIENCE = 3.0
-#: A job is not begun if the longest one of its table, and a bit, would not fit into the time that is left.
-_MARGIN = 1.2
-
-
-@dataclass(frozen=True)
-class WorkerOptions:
-    """What a worker was asked to do.
-
-    Attributes
-    ----------
-    processes : int
-        How many jobs to run side by side. Defaults to 1.
-    order : str
-        "original", "reverse" or "random". Defaults to "original".
-    restrictions : tuple
-        Conditions on the keys. Defaults to none.
-    max_jobs : int, optional
-        End after so many jobs.
-    drain : bool
-        End when nothing is left to do. Defaults to False: wait for more.
-    idle_timeout : float, optional
-        End after so many seconds without a job.
-    walltime : float, optional
-        End within so many seconds; jobs that would take longer are not begun. Defaults to what is left of the
-        Slurm allocation, if there is one.
-    max_jobs_per_process : int, optional
-        Replace a child process after so many jobs.
-    grace : float, optional
-        How long running jobs may go on after a SIGTERM. Defaults to ``djjobs.settings.grace``.
-    once : bool
-        Run one job, if there is one, and end. Defaults to False.
-    """
-
-    processes: int = 1
-    order: str = "original"
-    restrictions: tuple[Any, ...] = ()
-    max_jobs: int | None = None
-    drain: bool = False
-    idle_timeout: float | None = None
-    walltime: float | None = None
-    max_jobs_per_process: int | None = None
-    grace: float | None = None
-    once: bool = False
-
-    def check(self) -> None:
-        """Raise if something cannot be meant so."""
-        for name in ("processes", "max_jobs", "max_jobs_per_process"):
-            value = getattr(self, name)
-            if value is not None and (not isinstance(value, int) or value < 1):
-                raise DjJobsError(f"{name} of a worker must be a whole number, one or more, not {value!r}.")
-        for name in ("idle_timeout", "walltime", "grace"):
-            if getattr(self, name) is not None:
-                check_seconds(name, getattr(self, name))
 
 
 def run_worker(tables: Sequence[type], options: WorkerOptions | None = None) -> int:
@@ -117,39 +60,8 @@ def run_worker(tables: Sequence[type], options: WorkerOptions | None = None) -> 
         raise DjJobsError("There is nothing to work on: no table was given.")
     if "fork" not in mp.get_all_start_methods():
         raise DjJobsError("A worker needs a system that can fork. Call populate(reserve_jobs=True) instead.")
-    benches = [_Bench.of(table(), number, options) for number, table in enumerate(tables)]
+    benches = [Bench.of(table(), number, options) for number, table in enumerate(tables)]
     return _Supervisor(benches, options).run()
-
-
-@dataclass
-class _Bench:
-    """One table, ready to be worked on."""
-
-    table: Any
-    number: int
-    queue: Queue
-    keys: Keys
-    finisher: Finisher
-
-    @classmethod
-    def of(cls, table: Any, number: int, options: WorkerOptions) -> _Bench:
-        with explained(table.connection, table_label(table), "work on"):
-            queue, keys = table._queue_and_keys(options.restrictions)
-            # A bad restriction is to be found out here, not by every slot.
-            queue.db.execute(f"{keys.source_sql} LIMIT 0")
-            Claims(queue, keys, options.order)
-            return cls(table, number, queue, keys, table._finisher(queue, keys))
-
-    def schedule(self, at_once: bool) -> None:
-        self.table._schedule(self.queue, self.keys, interval=0 if at_once else None)
-
-    def has_retries(self) -> bool:
-        """Whether jobs wait for their next try."""
-        engine, join = self.queue.engine, ""
-        if self.keys.restricted:
-            join = self.queue.sql(engine.join_chosen, chosen=self.keys.chosen_sql)
-        sql = self.queue.sql(engine.has_retries, join_chosen=join)
-        return bool(self.queue.db.execute(sql, table=self.table.table_name).fetchone()[0])
 
 
 # -- the supervisor -------------------------------------------------------------------------------------
@@ -158,38 +70,34 @@ class _Bench:
 class _Supervisor:
     """Starts slots, keeps watch over them, wakes them up when there may be work, and ends them well."""
 
-    def __init__(self, benches: list[_Bench], options: WorkerOptions) -> None:
-        self.benches, self.options = benches, options
-        self.claimant = Claimant()
+    def __init__(self, benches: list[Bench], options: WorkerOptions) -> None:
+        self._benches, self._options, self._claimant = benches, options, Claimant()
         context = mp.get_context("fork")
-        self.budget = Budget(1 if options.once else options.max_jobs, None, context)
-        self.deadline = _deadline(options.walltime)
-        #: How long the longest job of each table took, for all slots to know.
-        self.longest = context.Array("d", len(benches), lock=False)
-        self._crew = Crew(context, lambda line, number: _SlotWork(self, line, number).run(), True, _say)
+        self._budget = Budget(1 if options.once else options.max_jobs, None, context)
+        longest = context.Array("d", len(benches), lock=False)
+        self._shared = Shared(benches, options, self._claimant, self._budget, deadline(options.walltime), longest)
+        self._crew = Crew(context, lambda line, number: SlotWork(self._shared, line, number).run(), True, _say)
         self._failed = self._excused = 0
-        #: Cancelled jobs whose slot was killed: table and key.
-        self.to_clean: list[tuple[Any, dict[str, Any]]] = []
         self._done = 0
         self._wait, self._next_call = _FIRST_WAIT, 0.0
         self._last_job = time.monotonic()
         self._retiring = self._retries_wait = False
 
     def run(self) -> int:
-        finishers = [bench.finisher for bench in self.benches]
-        connection = self.benches[0].queue.db.connection
-        with explained(connection, ", ".join(table_label(bench.table) for bench in self.benches), "work on"):
-            keeper = Keeper(self.claimant, finishers, self.options.processes)
+        finishers = [bench.finisher for bench in self._benches]
+        connection = self._benches[0].queue.db.connection
+        with explained(connection, ", ".join(table_label(bench.table) for bench in self._benches), "work on"):
+            keeper = Keeper(self._claimant, finishers, self._options.processes)
             keeper.enter()
         try:
-            bell = _Bell(connection)
-            for db in _one_a_connection(self.benches):
+            bell = Bell(connection)
+            for db in one_a_connection(self._benches):
                 # An open connection must not be inherited: two processes would read each other's answers.
                 db.connection.close()
-            names = ", ".join(type(bench.table).__name__ for bench in self.benches)
-            logger.info("Worker %s works on %s.", self.claimant.worker_id, names, extra={"event": "started"})
+            names = ", ".join(type(bench.table).__name__ for bench in self._benches)
+            logger.info("Worker %s works on %s.", self._claimant.worker_id, names, extra={"event": "started"})
             with Stop() as stop:
-                for _ in range(self.options.processes):
+                for _ in range(self._options.processes):
                     self._crew.hire()
                 self._supervise(keeper, bell, stop)
                 self._end(keeper, stop)
@@ -197,11 +105,11 @@ class _Supervisor:
             self._crew.end(_PATIENCE, keeper.release)
             with contextlib.suppress(Exception):
                 keeper.leave()
-        words = self.claimant.worker_id, self._done, self._failed
+        words = self._claimant.worker_id, self._done, self._failed
         logger.info("Worker %s ends: %s jobs done, %s failed.", *words, extra={"event": "ended"})
         return 1 if self._failed else 0
 
-    def _supervise(self, keeper: Keeper, bell: _Bell, stop: Stop) -> None:
+    def _supervise(self, keeper: Keeper, bell: Bell, stop: Stop) -> None:
         while self._crew.slots and stop.requested is None and not self._has_nothing_to_do():
             keeper.tick(self._crew.slots)
             for slot, message in self._crew.listen(self._patience(), bell.sources):
@@ -236,14 +144,14 @@ class _Supervisor:
 
     def _bury(self, keeper: Keeper, slot: Slot) -> None:
         burial = keeper.bury(slot, slot.story())
-        self.budget.put_back(burial.released)
+        self._budget.put_back(burial.released)
         if burial.job is None:
             logger.error("A slot died: %s", slot.story(), extra={"event": "died"})
             return
         self._failed += burial.status == "error"
         if burial.status == "cancelled":
             # User code; the next slot sees to it.
-            self.to_clean.append((burial.table, burial.job.key))
+            self._shared.to_clean.append((burial.table, burial.job.key))
         name, words = type(burial.table).__name__, burial.failure.message.splitlines()[0]
         extra = {"event": "died", "table": name, "key": burial.job.key}
         logger.error("%s %s: %s", name, burial.job.key, words, extra=extra)
@@ -257,9 +165,9 @@ class _Supervisor:
         time.sleep(min(0.1 * 2**self._excused, 2.0))
 
     def _replace(self) -> None:
-        if not self._retiring and self.budget.most(1):
+        if not self._retiring and self._budget.most(1):
             self._crew.hire()
-            self.to_clean.clear()
+            self._shared.to_clean.clear()
 
     def _count(self, outcome: Outcome) -> None:
         self._last_job = time.monotonic()
@@ -283,11 +191,12 @@ class _Supervisor:
     def _has_nothing_to_do(self) -> bool:
         if any(slot.busy for slot in self._crew.slots):
             return False
-        late = self.deadline is not None and time.monotonic() > self.deadline
-        drained = self.options.drain and not self._retries_wait
-        if late or drained or self._retiring or self.options.once:
+        until = self._shared.deadline
+        late = until is not None and time.monotonic() > until
+        drained = self._options.drain and not self._retries_wait
+        if late or drained or self._retiring or self._options.once:
             return True
-        timeout = self.options.idle_timeout
+        timeout = self._options.idle_timeout
         return timeout is not None and time.monotonic() - self._last_job > timeout
 
     # -- the end ------------------------------------------------------------------------------------------------
@@ -298,7 +207,7 @@ class _Supervisor:
         if number is None:
             return
         self._retiring = True
-        self.budget.spend_all()
+        self._budget.spend_all()
         signal_name = signal.Signals(number).name
         logger.info("%s: running jobs have %g s to end.", signal_name, self._grace, extra={"event": "stopping"})
         keeper.stopping()
@@ -316,208 +225,9 @@ class _Supervisor:
 
     @property
     def _grace(self) -> float:
-        return settings.grace if self.options.grace is None else self.options.grace
+        return settings.grace if self._options.grace is None else self._options.grace
 
 
 def _say(line: str) -> None:
     """What a make() prints."""
     logger.info("%s", line, extra={"event": "output"})
-
-
-class _Bell:
-    """Rings when somebody has put jobs into a queue, where the engine can tell."""
-
-    def __init__(self, connection: Any) -> None:
-        self._other: Any = None
-        self._listen = Database(connection).engine.listen
-        if self._listen:
-            self._connection = connection
-            self._hang_up()
-
-    def _hang_up(self) -> None:
-        try:
-            self._other = datajoint_api.another_connection(self._connection)
-            self._other.query(self._listen)
-        except Exception as error:
-            logger.debug("no notifications: %s", error)
-            self._other = None
-            self._again = time.monotonic() + 5
-
-    @property
-    def sources(self) -> list[Any]:
-        return [] if self._other is None else [self._other._conn]
-
-    def rings(self) -> bool:
-        if not self._listen:
-            return False
-        if self._other is None:
-            if time.monotonic() > self._again:
-                self._hang_up()
-            return False
-        raw = self._other._conn
-        try:
-            raw.poll()
-        except Exception:
-            self._other, self._again = None, time.monotonic() + 1
-            return False
-        rang = bool(raw.notifies)
-        raw.notifies.clear()
-        return rang
-
-
-# -- a slot -------------------------------------------------------------------------------------------------
-
-
-class _SlotWork:
-    """What a slot does: look for jobs, upstream first, run them, and wait to be called when there are none."""
-
-    def __init__(self, supervisor: _Supervisor, line: SlotLine, number: int) -> None:
-        self._benches, self._options, self._budget = supervisor.benches, supervisor.options, supervisor.budget
-        self._line, self._deadline, self._longest = line, supervisor.deadline, supervisor.longest
-        self._to_clean = list(supervisor.to_clean)
-        claimant = supervisor.claimant.for_slot(number)
-        self._claims = [Claims(b.queue, b.keys, self._options.order, None, claimant) for b in self._benches]
-        self._paces = [Pace() for _ in self._benches]
-        self._jobs_done = 0
-
-    def run(self) -> None:
-        # Ctrl-C in a terminal reaches the whole group; it is the supervisor's to decide.
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
-        databases = [bench.queue.db for bench in self._benches]
-        with Stop(databases[0].interrupt, signals=(signal.SIGTERM,)) as stop, contextlib.ExitStack() as patience:
-            for db in databases:
-                patience.enter_context(db.patient(float("inf"), unless=lambda: stop.requested is not None))
-            for db in _one_a_connection(self._benches):
-                db.reconnect()
-            desk = Desk(self._line.page, stop)
-            self._line.listen(desk)
-            for table, key in self._to_clean:
-                clean_up_after(table, key)
-            self._executors = [Executor(bench.finisher, None, desk, bench.number) for bench in self._benches]
-            self._work(stop)
-
-    def _work(self, stop: Stop) -> None:
-        while not self._budget.ended and not self._is_used_up():
-            stop.check()
-            if self._is_late():
-                self._line.send("retired")
-                return
-            room = self._budget.take(1)
-            if not room:
-                return
-            self._budget.put_back(room)
-            if self._look(stop):
-                continue
-            wait = self._options.drain and any(bench.has_retries() for bench in self._benches)
-            self._line.send("waiting" if wait else "idle")
-            self._line.wait_until_called(stop)
-
-    def _look(self, stop: Stop) -> bool:
-        """Run what is there for the first table that has jobs; schedule if none has. Whether there were any."""
-        for bench in self._benches:
-            if self._run_some(bench, stop):
-                return True
-        for bench in self._benches:
-            bench.schedule(at_once=self._options.drain or self._options.once)
-            if self._run_some(bench, stop):
-                return True
-        return False
-
-    def _run_some(self, bench: _Bench, stop: Stop) -> bool:
-        number = bench.number
-        if not self._fits(number):
-            return False
-        room = self._budget.take(self._paces[number].batch)
-        jobs = self._claims[number].take(room) if room else []
-        self._budget.put_back(room - len(jobs))
-        if not jobs:
-            return False
-        self._line.send("working")
-        try:
-            while jobs and not self._budget.ended and not self._is_used_up() and self._fits(number):
-                stop.check()
-                self._run(bench, jobs.pop(0), stop)
-        finally:
-            self._budget.put_back(len(jobs))
-            bench.finisher.give_back(jobs)
-        return True
-
-    def _run(self, bench: _Bench, job: Job, stop: Stop) -> None:
-        name = bench.finisher.name
-        about = {"table": name, "key": job.key}
-        logger.info("%s %s started", name, job.key, extra={**about, "event": "job started"})
-        with self._paces[bench.number].timing():
-            outcome = self._executors[bench.number].run(job, stop)
-        self._longest[bench.number] = max(self._longest[bench.number], outcome.seconds)
-        self._jobs_done += 1
-        if not outcome.made and outcome.error is None:
-            self._budget.refund_call()
-        _log(name, outcome)
-        self._line.report(outcome)
-
-    def _is_used_up(self) -> bool:
-        most = self._options.max_jobs_per_process
-        return most is not None and self._jobs_done >= most
-
-    # -- the time that is left -----------------------------------------------------------------------------------
-
-    def _fits(self, number: int) -> bool:
-        return self._deadline is None or time.monotonic() + self._longest[number] * _MARGIN < self._deadline
-
-    def _is_late(self) -> bool:
-        return not any(self._fits(bench.number) for bench in self._benches)
-
-
-def _one_a_connection(benches: list[_Bench]) -> Iterable[Database]:
-    return {id(bench.queue.db.connection): bench.queue.db for bench in benches}.values()
-
-
-def _log(name: str, outcome: Outcome) -> None:
-    about = {"table": name, "key": outcome.key, "seconds": round(outcome.seconds, 3)}
-    if isinstance(outcome.error, LeaseLost):
-        logger.warning("%s %s was given to another", name, outcome.key, extra={**about, "event": "job lost"})
-    elif outcome.cancelled:
-        logger.info("%s %s cancelled", name, outcome.key, extra={**about, "event": "job cancelled"})
-    elif outcome.error is None:
-        what = "done" if outcome.made else "was done already"
-        logger.info(
-            "%s %s %s in %.2f s", name, outcome.key, what, outcome.seconds, extra={**about, "event": "job done"}
-        )
-    else:
-        again = "" if outcome.retry_in is None else f"; tried again in {outcome.retry_in:.0f} s"
-        what = f"{outcome.message.splitlines()[0]}{again}"
-        extra = {**about, "event": "job failed"}
-        logger.error("%s %s failed in %.2f s: %s", name, outcome.key, outcome.seconds, what, extra=extra)
-
-
-def _deadline(walltime: float | None) -> float | None:
-    """Until when to work, by this machine's clock; under Slurm until the end of the allocation."""
-    if walltime is None:
-        walltime = _left_of_allocation()
-    return None if walltime is None else time.monotonic() + walltime
-
-
-def _left_of_allocation() -> float | None:
-    if end := os.environ.get("SLURM_JOB_END_TIME"):
-        return float(end) - time.time()
-    job = os.environ.get("SLURM_JOB_ID")
-    if not job:
-        return None
-    command = ["squeue", "-h", "-j", job, "-o", "%L"]
-    try:
-        answer = subprocess.run(command, capture_output=True, text=True, timeout=10, check=False)
-    except (OSError, subprocess.TimeoutExpired):
-        return None
-    return seconds_of(answer.stdout.strip())
-
-
-def seconds_of(text: str) -> float | None:
-    """Seconds of Slurm's [days-][[hours:]minutes:]seconds; None if it is no time, as for UNLIMITED."""
-    days, _, rest = text.rpartition("-")
-    with contextlib.suppress(ValueError):
-        parts = [int(part) for part in rest.split(":")]
-        while len(parts) < 3:
-            parts.insert(0, 0)
-        hours, minutes, seconds = parts
-        return float(int(days or 0) * 86400 + hours * 3600 + minutes * 60 + seconds)
-    return None

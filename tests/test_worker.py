@@ -30,6 +30,7 @@ import djjobs
 from djjobs import slots, worker
 from djjobs.slots import Crew, Death
 from djjobs.tables import JobControl
+from djjobs.walltime import seconds_of
 
 TESTS = Path(__file__).resolve().parent
 FIRST, SECOND = "workloads.worker_lab:First", "workloads.worker_lab:Second"
@@ -366,7 +367,7 @@ def test_a_worker_ends_with_its_walltime_however_long_it_would_have_waited_for_j
     ],
 )
 def test_slurms_way_to_write_a_time_is_understood(text: str, seconds: float | None) -> None:
-    assert worker.seconds_of(text) == seconds
+    assert seconds_of(text) == seconds
 
 
 # -- while there is nothing to do ---------------------------------------------------------------------------------
