@@ -21,6 +21,8 @@ ORDERS = ("original", "reverse", "random")
 _FIRST = -(2**62)
 #: How many jobs are lined up, or looked up for a restriction, at once.
 _PAGE = 500
+#: How many more rows to look at for jobs at random than the jobs wanted, if most rows are such jobs, and if few are.
+_FEW_MORE, _MANY_MORE = 20, 1000
 #: How often a page is looked up again, all of whose jobs others are just claiming.
 _PATIENCE = 20
 
@@ -71,7 +73,7 @@ class Claims:
 
     def take(self, count: int) -> list[Job]:
         """Claim up to `count` jobs. None at all means that there are none to be had now."""
-        picks = self._picks_of_restriction(count) if self._keys.restricted else self._picks_of_turns()
+        picks = self._picks_of_restriction(count) if self._keys.restricted else self._picks_of_turns(count)
         jobs: list[Job] = []
         for statement, parameters in picks:
             jobs += self._claim(statement, {**parameters, "count": count - len(jobs)})
@@ -122,12 +124,14 @@ class Claims:
 
     # -- all jobs of the table -------------------------------------------------------------------------
 
-    def _picks_of_turns(self) -> Iterator[tuple[str, dict[str, Any]]]:
+    def _picks_of_turns(self, count: int) -> Iterator[tuple[str, dict[str, Any]]]:
         """What to pick, turn after turn: usually the first one has all we want."""
         turn = self._first_turn(_FIRST)
         while turn is not None:
-            for statement, parameters in self._picks_of_turn():
-                yield statement, {**parameters, "turn": turn}
+            if self._order == "random":
+                yield from self._picks_at_random(turn, count)
+            direction = "DESC" if self._order == "reverse" else "ASC"
+            yield self._queue.sql(self._queue.engine.pick_in_order, direction=direction), {"turn": turn}
             turn = self._first_turn(turn)
 
     def _first_turn(self, floor: int) -> int | None:
@@ -147,15 +151,14 @@ class Claims:
             if rows:
                 queue.execute(queue.engine.line_up, table=self.table_name, hashes=tuple(row[0] for row in rows))
 
-    def _picks_of_turn(self) -> Iterator[tuple[str, dict[str, Any]]]:
+    def _picks_at_random(self, turn: int, count: int) -> Iterator[tuple[str, dict[str, Any]]]:
+        """What to pick at random. It may miss jobs that are rare among the table's rows; these go in order."""
         queue = self._queue
-        if self._order == "random":
-            start = secrets.token_hex(16)
-            for side in (">=", "<"):
-                yield queue.sql(queue.engine.pick_at_random, side=side), {"start": start}
-        else:
-            direction = "DESC" if self._order == "reverse" else "ASC"
-            yield queue.sql(queue.engine.pick_in_order, direction=direction), {}
+        for more in (_FEW_MORE, _MANY_MORE):
+            place = {"turn": turn, "start": secrets.token_hex(16), "window": count + more, "count": count}
+            rows = queue.execute(queue.engine.find_near, **self._parameters(**place)).fetchall()
+            if rows:
+                yield queue.sql(queue.engine.pick_these), {"hashes": tuple(row[0] for row in rows)}
 
     # -- jobs that a restriction chooses -------------------------------------------------------------------
 

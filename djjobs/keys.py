@@ -159,9 +159,8 @@ class Keys:
         pairs = [f"target.{self._quote(name)} = source.{self._quote(name)}" for name in self.attributes]
         return " AND ".join(pairs) or "TRUE"
 
-    @property
-    def order_sql(self) -> str:
-        return ", ".join(f"todo.{self._quote(name)}" for name in self.attributes) or "1"
+    def order_sql(self, alias: str) -> str:
+        return ", ".join(f"{alias}.{self._quote(name)}" for name in self.attributes) or "1"
 
     def held_sql(self, jobs: Any, restrictions: tuple[Any, ...]) -> str:
         """The hashes of the jobs whose own key fits the restrictions, whatever key_source says."""

@@ -67,7 +67,8 @@ def insert_new(queue: Queue, keys: Keys, status: str, priority: int, due_time: D
         status=f"'{status}'",
         due=due,
         turn=turn,
-        microseconds=engine.microseconds(f"ROW_NUMBER() OVER (ORDER BY {keys.order_sql})"),
+        numbered=engine.numbered.format(order=keys.order_sql("source")),
+        microseconds=engine.microseconds(engine.place.format(order=keys.order_sql("todo"))),
     )
     parameters = {
         "table": keys.table.table_name,

@@ -66,7 +66,6 @@ def job_definition() -> str:
     progress=null : {json}  # how far the running job is
     run_id=null : {big}  # the run that it belongs to
     index (table_name, status, turn, due_time)
-    index (table_name, status, turn, key_hash)
     index (run_id)
     """.format(
         mark=UNFINISHED_MARK,

@@ -24,11 +24,14 @@ class Engine(ABC):
     ascii: ClassVar[str] = ""
     unicode: ClassVar[str] = ""
     use_order_index: ClassVar[str] = ""
-    use_hash_index: ClassVar[str] = ""
+    use_primary: ClassVar[str] = ""
     #: Which jobs of the queue keys are compared with: one by one, and all at once.
     these_queued: ClassVar[str] = "queued.table_name = %(table)s"
     all_queued: ClassVar[str] = these_queued
     hint: ClassVar[str] = ""
+    #: Where the keys get their places in line: all of them, inside, or only those that are new, outside.
+    numbered: ClassVar[str] = ""
+    place: ClassVar[str] = "ROW_NUMBER() OVER (ORDER BY {order})"
     #: The order of waiting jobs, said so that the engine finds it in the index.
     due_first: ClassVar[str] = "due_time"
 
@@ -49,7 +52,7 @@ class Engine(ABC):
                             timestamp, priority, turn, due_time, created_time)
         SELECT %(table)s, todo._hash, {status}, {json}, %(user)s, %(host)s, %(pid)s, %(connection_id)s,
                {now}, %(priority)s, {turn}, {due} + {microseconds}, {now}
-        FROM (SELECT {hash} AS _hash, source.* FROM ({source}) AS source
+        FROM (SELECT {hash} AS _hash, source.*{numbered} FROM ({source}) AS source
               WHERE NOT EXISTS (SELECT 1 FROM {target} AS target WHERE {same_key})
               LIMIT 9223372036854775807) AS todo
         WHERE NOT EXISTS (SELECT 1 FROM {jobs} AS queued
@@ -119,12 +122,14 @@ class Engine(ABC):
         WHERE table_name = %(table)s AND status = 'scheduled' AND turn = %(turn)s
         ORDER BY due_time {direction} LIMIT %(count)s FOR UPDATE SKIP LOCKED"""
 
-    #: The same from a random place on: hashes are uniform, so no job is favoured.
-    pick_at_random = """
-        SELECT key_hash, {key}, attempt, priority FROM {jobs} {use_hash_index}
-        WHERE table_name = %(table)s AND status = 'scheduled' AND turn = %(turn)s
-          AND key_hash {side} %(start)s
-        ORDER BY key_hash LIMIT %(count)s FOR UPDATE SKIP LOCKED"""
+    #: Jobs of a turn among the next few rows from a random place on: hashes are uniform, so no job is favoured. It
+    #: looks at `window` rows at most, since the rest of the table may be of other turns or long done.
+    find_near = """
+        SELECT near.key_hash
+        FROM (SELECT key_hash, status, turn FROM {jobs} {use_primary}
+              WHERE table_name = %(table)s AND key_hash >= %(start)s
+              ORDER BY key_hash LIMIT %(window)s) AS near
+        WHERE near.status = 'scheduled' AND near.turn = %(turn)s LIMIT %(count)s"""
 
     pick_these = """
         SELECT key_hash, {key}, attempt, priority FROM {jobs}
@@ -413,7 +418,7 @@ class Engine(ABC):
             "hint",
             "due_first",
             "use_order_index",
-            "use_hash_index",
+            "use_primary",
         )
         return statement.format(**{**{name: getattr(self, name) for name in own}, **parts})
 

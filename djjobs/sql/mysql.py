@@ -40,14 +40,17 @@ class MySQL(Engine):
     after_declare = """
         ALTER TABLE {jobs} DEFAULT CHARACTER SET utf8mb4, {modify_columns},
             RENAME INDEX table_name TO claim_in_order,
-            RENAME INDEX table_name_2 TO claim_at_random,
             COMMENT = '{comment}'"""
-    # Both indexes fit the WHERE clause; the optimizer must not pick the other one and sort.
+    # Other indexes fit the WHERE clause too; the optimizer must not pick one of them and sort.
     use_order_index = "FORCE INDEX (claim_in_order)"
+    use_primary = "FORCE INDEX (PRIMARY)"
     # MySQL builds a hash table of the queue, in memory, if no index fits. MariaDB cannot and needs the index.
     all_queued = "queued.table_name IN (%(table)s, '') /*M! AND queued.table_name = %(table)s */"
     hint = "/*+ SET_VAR(join_buffer_size=33554432) */ "
-    use_hash_index = "FORCE INDEX (claim_at_random)"
+
+    # Outside, MySQL would write all that is to be inserted to a temporary table first.
+    numbered = ", ROW_NUMBER() OVER (ORDER BY {order}) AS _place"
+    place = "todo._place"
 
     change_chosen = """
         UPDATE {jobs} AS job JOIN ({chosen}) AS chosen ON chosen.key_hash = job.key_hash
@@ -64,7 +67,6 @@ class MySQL(Engine):
     replace_legacy_columns = """
         ALTER TABLE {jobs} DEFAULT CHARACTER SET utf8mb4, DROP {key}, {columns},
             ADD INDEX claim_in_order (table_name, status, turn, due_time),
-            ADD INDEX claim_at_random (table_name, status, turn, key_hash),
             ADD INDEX (run_id),
             COMMENT = '{comment}'"""
     stored_key = "CAST(`key` AS CHAR CHARACTER SET utf8mb4)"
