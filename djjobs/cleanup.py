@@ -7,7 +7,7 @@ from typing import Any
 
 from .compat import datajoint_api
 from .finishing import Finisher
-from .leases import recover
+from .leases import recover_once
 from .queue import Queue
 from .settings import settings
 
@@ -26,7 +26,7 @@ def cleanup(queue: Queue, finisher: Finisher, restrictions: tuple[Any, ...] = ()
         jobs = queue.jobs & {"table_name": finisher.table_name}
         join = queue.sql(queue.engine.join_chosen, chosen=keys.held_sql(jobs, restrictions))
     # First: the job of a dead worker may be an orphan, too.
-    recovered = recover(queue, {finisher.table_name: finisher}, join_chosen=join)
+    recovered = recover_once(queue, {finisher.table_name: finisher}, join_chosen=join)
     orphans = _Removal(queue, finisher, join, queue.engine.find_orphans)
     expired = _Removal(queue, finisher, join, queue.engine.find_expired)
     return {

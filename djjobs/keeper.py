@@ -8,7 +8,6 @@ for minutes.
 from __future__ import annotations
 
 import logging
-import math
 import random
 import time
 from collections.abc import Iterable, Sequence
@@ -113,8 +112,7 @@ class Keeper:
             for database, queue in self._queues.items()
         }
         self._next_beat = self._next_look = 0.0
-        self._steady_since = -math.inf
-        self._last_beat = time.monotonic()
+        self._last_beat = self._steady_since = time.monotonic()
         self._told: dict[tuple[str, int], _Told] = {}
         self._progress: dict[int, tuple[Started, str]] = {}
         self._unburied: list[tuple[Watched, str]] = []

@@ -12,7 +12,7 @@ from .identity import cluster_job
 from .queue import Queue
 from .settings import settings
 
-__all__ = ["Registration", "is_looked_after", "recover"]
+__all__ = ["Registration", "is_looked_after", "recover", "recover_once"]
 
 logger = logging.getLogger("djjobs")
 
@@ -77,10 +77,12 @@ def recover(
     finishers: Mapping[str, Finisher],
     between: Callable[[], None] = lambda: None,
     join_chosen: str = "",
+    surely: str = "",
 ) -> int:
     """Put the jobs of dead workers back into the queue; return how many.
 
-    A job that has lost its worker too often becomes an error instead; one whose result is there is done.
+    A job that has lost its worker too often becomes an error instead; one whose result is there is done. For who has
+    been heard itself for as long as the lease: others had the time to be heard, too.
 
     Parameters
     ----------
@@ -90,12 +92,11 @@ def recover(
         Called between two jobs. Defaults to nothing.
     join_chosen : str
         SQL that keeps to some of the jobs. Defaults to all.
+    surely : str
+        SQL of what else must be known of a worker that is taken for dead. Defaults to nothing.
     """
     engine = queue.engine
-    if float(queue.execute(engine.uptime).fetchone()[1]) < settings.lease:
-        # The server was away: everybody may need a moment to be heard again.
-        return 0
-    leases = {"lease": engine.seconds("%(lease)s"), "own_lease": engine.seconds("worker.lease")}
+    leases = {"lease": engine.seconds("%(lease)s"), "own_lease": engine.seconds("worker.lease"), "surely": surely}
     find = queue.sql(engine.find_dead_claims, **leases, join_chosen=join_chosen)
     is_dead = queue.sql(engine.is_dead, own_lease=engine.seconds("lease"))
     rows = queue.db.execute(find, tables=tuple(finishers), lease=settings.lease).fetchall()
@@ -116,6 +117,19 @@ def recover(
         between()
     queue.db.execute(queue.sql(engine.bury_workers, own_lease=engine.seconds("lease")))
     return recovered
+
+
+def recover_once(queue: Queue, finishers: Mapping[str, Finisher], join_chosen: str = "") -> int:
+    """The same for who comes by once, and does not know whether the server was there all the time.
+
+    Where it was not, a worker that could not be heard has the time of a lease from when somebody misses it.
+    """
+    engine = queue.engine
+    # MySQL says it in whole seconds, which may be one too many.
+    uptime = engine.seconds(str(float(queue.execute(engine.uptime).fetchone()[1]) - 1))
+    queue.db.execute(queue.sql(engine.miss_workers, own_lease=engine.seconds("lease"), uptime=uptime))
+    surely = queue.sql(engine.was_surely_missed, own_lease=engine.seconds("worker.lease"), uptime=uptime)
+    return recover(queue, finishers, join_chosen=join_chosen, surely=surely)
 
 
 def is_looked_after(queue: Queue, table_name: str) -> bool:

@@ -13,7 +13,7 @@ from .executing import Executor, Outcome
 from .finishing import Finisher
 from .identity import Claimant
 from .keys import Keys
-from .leases import is_looked_after, recover
+from .leases import is_looked_after, recover_once
 from .processes import work_in_processes
 from .progress import ProgressBar
 from .pulse import Pulse
@@ -49,7 +49,7 @@ def populate(queue: Queue, keys: Keys, options: Options, schedule: Callable[[], 
     with Stop() as stop:
         # A stop that comes meanwhile waits for the statement to end, so that no mark is left behind.
         if not is_looked_after(queue, finisher.table_name):
-            recover(queue, {finisher.table_name: finisher})
+            recover_once(queue, {finisher.table_name: finisher})
         schedule()
         stop.check()
     context = mp.get_context("fork") if processes > 1 else None

@@ -70,8 +70,13 @@ class Pulse:
 
     # -- for the keeper ----------------------------------------------------------------------------------
 
-    def make_keeper(self) -> Keeper:
-        return Keeper(self._claimant, [self._finisher], 1)
+    def make_keeper(self) -> Keeper | None:
+        """A keeper with a connection of its own; None if there is no server at the moment."""
+        try:
+            return Keeper(self._claimant, [self._finisher], 1)
+        except Exception as error:
+            logger.warning("The worker cannot be kept alive at the moment: %s", error)
+            return None
 
     def order(self, *order: Any) -> None:
         if self._desk is not None:
@@ -96,10 +101,13 @@ class _Thread:
         """Nobody will tell how it ended."""
 
     def _run(self) -> None:
-        keeper = self._pulse.make_keeper()
+        keeper = None
         while not self._ended.wait(_GLANCE):
-            keeper.tick([self])
-        keeper.db.connection.close()
+            keeper = keeper or self._pulse.make_keeper()
+            if keeper:
+                keeper.tick([self])
+        if keeper:
+            keeper.db.connection.close()
 
     def end(self) -> None:
         self._ended.set()
@@ -187,13 +195,15 @@ class _Guardian:
     def _watch(self) -> None:
         keeper = self._pulse.make_keeper()
         while not self._is_over():
+            keeper = keeper or self._pulse.make_keeper()
             # A process that was suspended does not work, so nobody may wait for it longer than for a dead one.
-            if not self._is_suspended():
+            if keeper and not self._is_suspended():
                 keeper.tick([self])
-        if not self._dismissed:
+        if keeper and not self._dismissed:
             keeper.bury(self, f"the process {self._parent} was killed or crashed.")
             keeper.leave()
-        keeper.db.connection.close()
+        if keeper:
+            keeper.db.connection.close()
 
     def _is_suspended(self) -> bool:
         try:

@@ -194,6 +194,7 @@ class Workers(QueueTable):
         started=null : datetime(6)
         last_heartbeat=null : datetime(6)
         lease=60 : {real}  # seconds without a heartbeat after which the worker counts as dead
+        missed=null : datetime(6)  # when somebody first missed its heartbeat
         state="working" : varchar(16)  # working, stopping or dead
         slots=1 : {whole}  # how many jobs it can run side by side
         tables=null : {json}  # whose jobs it runs

@@ -48,6 +48,7 @@ from workloads.squares import (
 
 import djjobs
 from djjobs.budget import Pace
+from djjobs.queue import Queue
 
 #: What a busy machine of two cores may add to everything that has a bound.
 SLACK = 10.0
@@ -85,7 +86,7 @@ def gate(tmp_path: Path) -> Iterator[Gate]:
 
 
 @pytest.fixture(autouse=True)
-def leases(monkeypatch: pytest.MonkeyPatch, server: Any) -> Callable[..., None]:
+def leases(monkeypatch: pytest.MonkeyPatch, standing: Standing) -> Callable[..., None]:
     """Short leases, here and in the processes to come; a test may choose others."""
 
     def set_both(lease: float, heartbeat: float) -> None:
@@ -93,17 +94,14 @@ def leases(monkeypatch: pytest.MonkeyPatch, server: Any) -> Callable[..., None]:
         monkeypatch.setattr(djjobs.settings, "heartbeat_interval", heartbeat)
 
     set_both(3, 0.5)
-    # a server that is younger than the lease lets nobody be recovered
-    wait_for(lambda: uptime() > 4)
+    # who was heard last before the server was started is given more time
+    wait_for(lambda: uptime(standing.schema) > 4)
     return set_both
 
 
-def uptime() -> float:
-    connection = dj.conn()
-    if dj.conn().query("SELECT version()").fetchone()[0].startswith("PostgreSQL"):
-        sql = "SELECT EXTRACT(epoch FROM clock_timestamp() - pg_postmaster_start_time())"
-        return float(connection.query(sql).fetchone()[0])
-    return float(connection.query("SHOW GLOBAL STATUS LIKE 'Uptime'").fetchone()[1])
+def uptime(table: Any) -> float:
+    queue = Queue.of(table.connection, table.database)
+    return float(queue.execute(queue.engine.uptime).fetchone()[1])
 
 
 def waiting_at(gate: Gate, log: CallLog, numbers: set[int]) -> Callable[..., None]:
@@ -233,7 +231,7 @@ def test_only_one_of_many_recoverers_recovers_a_job(start: Any, standing: Standi
 def test_a_recovery_keeps_to_its_table_and_to_the_dead(start: Any) -> None:
     Square = start(4)
     lose(Square, [1])
-    lose(Square, [2], silent_for=0)
+    lose(Square, [2], lease=60)
     change_jobs(Square, [3], "status='reserved', worker_id=NULL, timestamp='2001-01-01'")  # of DataJoint's own
     before = rows_by_number(Square)
     assert Square.cleanup_jobs()["recovered"] == 1
@@ -253,7 +251,7 @@ def test_a_job_that_datajoint_itself_reserved_is_never_touched(start: Any) -> No
     """It has no worker: nobody knows whether who reserved it lives."""
     Square = start(2)
     change_jobs(Square, [1], "status='reserved', worker_id=NULL, timestamp='2001-01-01'")
-    lose(Square, [2], silent_for=0)
+    lose(Square, [2], lease=60)
     before = job_of(Square, 1)
     Square.cleanup_jobs()
     Square.populate(reserve_jobs=True)
@@ -273,8 +271,8 @@ def test_a_claim_whose_worker_never_registered_comes_back_after_the_lease(start:
 def test_a_worker_is_judged_by_its_own_lease(start: Any) -> None:
     """Whoever recovers may have another setting."""
     Square = start(3)
-    lose(Square, [1], silent_for=20, lease=600)
-    lose(Square, [2], silent_for=20, lease=10)
+    lose(Square, [1], lease=600)
+    lose(Square, [2], lease=2)
     assert Square.cleanup_jobs()["recovered"] == 1
     assert statuses(Square) == {1: "reserved", 2: "scheduled", 3: "scheduled"}
 
@@ -480,24 +478,45 @@ def test_a_worker_whose_keeper_was_killed_keeps_its_job(start: Any, log: CallLog
     assert (status_of(Square, 1), job_of(Square, 1)["attempt"]) == ("success", 0)
 
 
+def connection_to(server: Any) -> Any:
+    where = {name: server.settings[f"database.{name}"] for name in ("host", "port", "user", "password")}
+    return dj.Connection(**where, use_tls=server.settings["database.use_tls"])
+
+
 def test_nobody_is_taken_for_dead_right_after_the_server_was_away(
     private_server: Any, leases: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """No heartbeat was heard meanwhile; the workers need a moment to come back."""
-    where = {name: private_server.settings[f"database.{name}"] for name in ("host", "port", "user", "password")}
-    connection = dj.Connection(**where, use_tls=private_server.settings["database.use_tls"])
+    connection = connection_to(private_server)
     Square = squares(dj.Schema("djjobs_test_away", connection=connection), 1)
     Square.schedule_jobs()
     leases(6, 0.5)
     wait_for(lambda: Square.cleanup_jobs()["recovered"] == 0 and len(rows_by_number(Square)) == 1)
-    lose(Square, [1])
+    lose(Square, [1], silent_for=60, lease=4)
     private_server.restart()
-    started = time.monotonic()
+    # longer than the lease after the restart, as after a long crash recovery
+    wait_for(lambda: uptime(Square()) > 5)
+    missed = time.monotonic()
     assert Square.cleanup_jobs()["recovered"] == 0
+    assert Square.populate(reserve_jobs=True)["success_count"] == 0
     assert status_of(Square, 1) == "reserved"
     wait_for(lambda: Square.cleanup_jobs()["recovered"] == 1)
-    # the server's clock started a moment before ours
-    assert time.monotonic() - started > 6 - 3
+    assert time.monotonic() - missed > 4 - 0.5
+    connection.close()
+
+
+def test_who_was_missed_before_a_restart_is_missed_anew_after_it(private_server: Any, leases: Any) -> None:
+    connection = connection_to(private_server)
+    Square = squares(dj.Schema("djjobs_test_anew", connection=connection), 1)
+    Square.schedule_jobs()
+    leases(6, 0.5)
+    lose(Square, [1], silent_for=60, lease=4)
+    assert Square.cleanup_jobs()["recovered"] == 0
+    (missed,) = connection.query(f"SELECT missed FROM {djjobs.workers(Square).full_table_name}").fetchone()
+    private_server.restart()
+    assert Square.cleanup_jobs()["recovered"] == 0
+    (anew,) = connection.query(f"SELECT missed FROM {djjobs.workers(Square).full_table_name}").fetchone()
+    assert anew > missed
     connection.close()
 
 

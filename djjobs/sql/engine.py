@@ -285,12 +285,22 @@ class Engine(ABC):
         FROM {jobs} AS job LEFT JOIN {workers} AS worker ON worker.worker_id = job.worker_id {join_chosen}
         WHERE job.table_name IN %(tables)s AND job.status = 'reserved' AND job.worker_id IS NOT NULL
           AND CASE WHEN worker.worker_id IS NULL THEN job.timestamp < {now} - {lease}
-                   ELSE worker.last_heartbeat < {now} - {own_lease} END"""
+                   ELSE worker.last_heartbeat < {now} - {own_lease} {surely} END"""
+
+    #: The server may have been away when a worker was to be heard. This notes who was missed since it is back.
+    miss_workers = """
+        UPDATE {workers} SET missed = {now}
+        WHERE last_heartbeat < {now} - {own_lease} AND last_heartbeat < {now} - {uptime}
+          AND (missed IS NULL OR missed < {now} - {uptime})"""
+    #: The server was there all the time since the last heartbeat, or as long as a lease since the worker was missed.
+    was_surely_missed = """
+        AND (worker.last_heartbeat > {now} - {uptime}
+             OR worker.missed BETWEEN {now} - {uptime} AND {now} - {own_lease})"""
 
     #: Whether a worker is still as dead as it looked.
     is_dead = "SELECT last_heartbeat < {now} - {own_lease} FROM {workers} WHERE worker_id = %(worker)s"
 
-    #: Seconds since the server was started: heartbeats were not heard before.
+    #: Seconds since the server was started.
     uptime: ClassVar[str]
 
     #: Wakes up idle workers, where the engine can.

@@ -19,7 +19,7 @@ class Options:
     seconds : float
         How long faults happen.
     slack : float
-        What a busy machine may add to a recovery, whose promise is one lease and one heartbeat. Defaults to 8 s.
+        What a busy machine may add to a recovery, whose promise is one lease and one heartbeat. Defaults to 4 s.
     patience : float
         How long the queue may take to be drained after the last fault.
     """
@@ -28,9 +28,9 @@ class Options:
     jobs: int = 3000
     workers: int = 16
     seconds: float = 30.0
-    lease: float = 8.0
+    lease: float = 4.0
     heartbeat: float = 1.0
-    slack: float = 8.0
+    slack: float = 4.0
     patience: float = 90.0
 
     @property

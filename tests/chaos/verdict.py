@@ -89,12 +89,7 @@ class Verdict:
             for hit in self._record.hits
             if hit.pid == pid and hit.when - 1 <= recorded
         ]
-        return min(fit, key=lambda recovery: recovery.seconds, default=self._after_an_outage(recorded))
-
-    def _after_an_outage(self, recorded: float) -> Recovery | None:
-        """A populate that begins when the server has just come back may take for dead who was not heard meanwhile."""
-        after = [up for _, up in self._record.outages if up - 1 <= recorded <= up + self._options.most]
-        return Recovery("not heard during an outage", 0.0) if after else None
+        return min(fit, key=lambda recovery: recovery.seconds, default=None)
 
     def _excuse(self, job: dict[str, Any], attempt: dict[str, Any]) -> Recovery | None:
         """A lost connection is an error if it is lost again and again; only long jobs live to see that."""

@@ -116,13 +116,12 @@ def forget_all_workers(table: Any) -> None:
     djjobs.workers(table.Number).delete_quick()
 
 
-def lose(table: Any, numbers: Iterable[int], silent_for: float = 3600, lease: float | None = None) -> str:
+def lose(table: Any, numbers: Iterable[int], silent_for: float = 2.5, lease: float = 1) -> str:
     """Let a worker that was last heard of so long ago have these jobs; return its id.
 
     What the tables look like when a whole node has gone, without waiting for it.
     """
     connection, worker = table.Number.connection, str(uuid.uuid4())
-    lease = djjobs.settings.lease if lease is None else lease
     now = ago(connection, 0)
     then = ago(connection, silent_for)
     connection.query(
