@@ -6,7 +6,7 @@ import json
 import os
 import secrets
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,8 @@ os.environ["DJ_IGNORE_CONFIG_FILE"] = "true"
 import datajoint as dj
 import pytest
 import servers
+from workloads.lives import Gate
+from workloads.squares import CallLog, Standing, standing_schema
 
 GENERATION = int(dj.__version__.split(".")[0])
 ENGINE = os.environ.get("ENGINE") or ("postgresql" if GENERATION == 2 else "mysql")
@@ -141,3 +143,31 @@ def configure(settings: dict[str, Any], patch: pytest.MonkeyPatch, home: Path) -
         dj.config[name] = value
         if value is not None:
             patch.setenv(VARIABLES[name], str(value))
+
+
+# -- what many tests begin with ------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def standing(server: Any) -> Iterator[Standing]:
+    """A schema with the tables of `workloads.squares`, for a whole file."""
+    with standing_schema() as standing:
+        yield standing
+
+
+@pytest.fixture
+def start(standing: Standing) -> Callable[..., Any]:
+    """Gives Square as if new."""
+    return standing.start_over
+
+
+@pytest.fixture
+def log(tmp_path: Path) -> CallLog:
+    return CallLog(tmp_path / "calls")
+
+
+@pytest.fixture
+def gate(tmp_path: Path) -> Iterator[Gate]:
+    gate = Gate(tmp_path / "gate")
+    yield gate
+    gate.open()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +33,6 @@ from workloads.squares import (
     insert_square,
     made,
     recording,
-    standing_schema,
     statuses,
 )
 
@@ -44,28 +43,10 @@ from djjobs.budget import Pace
 LONG = 40
 
 
-@pytest.fixture(scope="module")
-def standing(server: Any) -> Iterator[Standing]:
-    with standing_schema() as standing:
-        yield standing
-
-
-@pytest.fixture
-def log(tmp_path: Path) -> CallLog:
-    return CallLog(tmp_path / "calls")
-
-
 @pytest.fixture
 def ends(tmp_path: Path) -> CallLog:
     """What happens after make()."""
     return CallLog(tmp_path / "ends")
-
-
-@pytest.fixture
-def gate(tmp_path: Path) -> Iterator[Gate]:
-    gate = Gate(tmp_path / "gate")
-    yield gate
-    gate.open()
 
 
 @pytest.fixture(autouse=True)

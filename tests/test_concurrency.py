@@ -7,7 +7,6 @@ import re
 import signal
 from collections import Counter
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,11 +15,6 @@ from workloads.squares import CallLog, another_connection, made, recording, rows
 
 WORKERS = 16
 JOBS = 5000
-
-
-@pytest.fixture
-def log(tmp_path: Path) -> CallLog:
-    return CallLog(tmp_path / "calls")
 
 
 def side_by_side(schema: Any, count: int, work: Callable[[int], Any]) -> list[Any]:

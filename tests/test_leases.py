@@ -6,7 +6,7 @@ import datetime
 import os
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -42,7 +42,6 @@ from workloads.squares import (
     recording,
     rows_by_number,
     squares,
-    standing_schema,
     statuses,
 )
 
@@ -52,12 +51,6 @@ from djjobs.queue import Queue
 
 #: What a busy machine of two cores may add to everything that has a bound.
 SLACK = 10.0
-
-
-@pytest.fixture(scope="module")
-def standing(server: Any) -> Iterator[Standing]:
-    with standing_schema() as standing:
-        yield standing
 
 
 @pytest.fixture
@@ -71,18 +64,6 @@ def start(standing: Standing) -> Callable[..., Any]:
         return Square
 
     return start_over
-
-
-@pytest.fixture
-def log(tmp_path: Path) -> CallLog:
-    return CallLog(tmp_path / "calls")
-
-
-@pytest.fixture
-def gate(tmp_path: Path) -> Iterator[Gate]:
-    gate = Gate(tmp_path / "gate")
-    yield gate
-    gate.open()
 
 
 @pytest.fixture(autouse=True)

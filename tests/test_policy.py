@@ -3,21 +3,14 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 from pipelines import job_counts
-from workloads.squares import Standing, standing_schema
+from workloads.squares import Standing
 
 import djjobs
-
-
-@pytest.fixture(scope="module")
-def standing(server: Any) -> Iterator[Standing]:
-    with standing_schema() as standing:
-        yield standing
-
 
 # -- exponential ------------------------------------------------------------------------------------------------
 

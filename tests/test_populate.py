@@ -5,7 +5,7 @@ from __future__ import annotations
 import datetime
 import platform
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import datajoint as dj
@@ -18,17 +18,10 @@ from workloads.squares import (
     insert_square,
     made,
     rows_by_number,
-    standing_schema,
     statuses,
 )
 
 import djjobs
-
-
-@pytest.fixture(scope="module")
-def standing(server: Any) -> Iterator[Standing]:
-    with standing_schema() as standing:
-        yield standing
 
 
 @pytest.fixture

@@ -30,29 +30,12 @@ from workloads.squares import (
     recording,
     rows_by_number,
     squares,
-    standing_schema,
     statuses,
 )
 
 import djjobs
 
 TESTS = Path(__file__).parent
-
-
-@pytest.fixture(scope="module")
-def standing(server: Any) -> Iterator[Standing]:
-    with standing_schema() as standing:
-        yield standing
-
-
-@pytest.fixture
-def start(standing: Standing) -> Callable[..., Any]:
-    return standing.start_over
-
-
-@pytest.fixture
-def log(tmp_path: Path) -> CallLog:
-    return CallLog(tmp_path / "calls")
 
 
 def failing_for(*numbers: int, error: Callable[[int], Exception] = ValueError) -> Callable[..., None]:

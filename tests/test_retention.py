@@ -2,27 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 from workloads.lives import ago
-from workloads.squares import Standing, change_jobs, rows_by_number, standing_schema, statuses
+from workloads.squares import change_jobs, rows_by_number, statuses
 
 import djjobs
 
 DAY = 86400.0
-
-
-@pytest.fixture(scope="module")
-def standing(server: Any) -> Iterator[Standing]:
-    with standing_schema() as standing:
-        yield standing
-
-
-@pytest.fixture
-def start(standing: Standing) -> Callable[..., Any]:
-    return standing.start_over
 
 
 def finished(start: Any, **members: Any) -> Any:

@@ -27,33 +27,15 @@ from workloads.lives import (
 )
 from workloads.squares import (
     CallLog,
-    Standing,
     another_connection,
     change_jobs,
     insert_square,
     made,
     rows_by_number,
-    standing_schema,
     statuses,
 )
 
 import djjobs
-
-
-@pytest.fixture(scope="module")
-def standing(server: Any) -> Iterator[Standing]:
-    with standing_schema() as standing:
-        yield standing
-
-
-@pytest.fixture
-def start(standing: Standing) -> Callable[..., Any]:
-    return standing.start_over
-
-
-@pytest.fixture
-def log(tmp_path: Path) -> CallLog:
-    return CallLog(tmp_path / "calls")
 
 
 class Flaky:

@@ -23,7 +23,6 @@ from workloads.squares import (
     insert_square,
     made,
     rows_by_number,
-    standing_schema,
     statuses,
 )
 
@@ -33,12 +32,6 @@ STOPS = pytest.mark.parametrize(
     ids=["SIGTERM", "SIGINT"],
 )
 HANDLED = (signal.SIGTERM, signal.SIGINT)
-
-
-@pytest.fixture(scope="module")
-def standing(server: Any) -> Iterator[Standing]:
-    with standing_schema() as standing:
-        yield standing
 
 
 @pytest.fixture

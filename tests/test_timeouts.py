@@ -7,7 +7,6 @@ import random
 import threading
 import time
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import datajoint as dj
@@ -21,7 +20,6 @@ from workloads.squares import (
     insert_square,
     made,
     rows_by_number,
-    standing_schema,
     statuses,
 )
 
@@ -29,22 +27,6 @@ import djjobs
 
 #: A job that is stopped ends long before this; one that is not would take twice as long.
 LONG = 40
-
-
-@pytest.fixture(scope="module")
-def standing(server: Any) -> Iterator[Standing]:
-    with standing_schema() as standing:
-        yield standing
-
-
-@pytest.fixture
-def start(standing: Standing) -> Callable[..., Any]:
-    return standing.start_over
-
-
-@pytest.fixture
-def log(tmp_path: Path) -> CallLog:
-    return CallLog(tmp_path / "calls")
 
 
 @pytest.fixture(autouse=True)
