@@ -42,6 +42,7 @@ class MySQL(Engine):
             RENAME INDEX table_name TO claim_in_order,
             RENAME INDEX table_name_2 TO claim_at_random,
             COMMENT = '{comment}'"""
+    after_declare_runs = "ALTER TABLE {runs} CONVERT TO CHARACTER SET utf8mb4"
     # Both indexes fit the WHERE clause; the optimizer must not pick the other one and sort.
     use_order_index = "FORCE INDEX (claim_in_order)"
     # MySQL builds a hash table of the queue, in memory, if no index fits. MariaDB cannot and needs the index.
@@ -65,7 +66,7 @@ class MySQL(Engine):
         ALTER TABLE {jobs} DEFAULT CHARACTER SET utf8mb4, DROP {key}, {columns},
             ADD INDEX claim_in_order (table_name, status, turn, due_time),
             ADD INDEX claim_at_random (table_name, status, turn, key_hash),
-            ADD INDEX (run_id),
+            ADD INDEX (run_id, status),
             COMMENT = '{comment}'"""
     stored_key = "CAST(`key` AS CHAR CHARACTER SET utf8mb4)"
     rehash_legacy_rows = """
@@ -89,6 +90,9 @@ class MySQL(Engine):
 
     def json(self, text: str) -> str:
         return text
+
+    def json_as_text(self, column: str) -> str:
+        return column
 
     @staticmethod
     def _to_json(column: str, kind: str) -> str:
