@@ -27,5 +27,5 @@ class JobNotCancellable(DjJobsError):
     """The job is over, so there is nothing to cancel."""
 
 
-class RunTimeout(DjJobsError, TimeoutError):
+class RunTimeout(DjJobsError):
     """A run is not over yet, and nobody was to wait for it any longer."""

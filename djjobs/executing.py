@@ -97,7 +97,7 @@ class Executor:
         for tries_left in reversed(range(_TRANSIENT_TRIES)):
             try:
                 current.check_cancelled()
-                if self.runs.prepare(job, current, self._desk, stop):
+                if self.runs.prepare(job, self._desk, stop):
                     started = time.monotonic()
                 with self.finisher.with_commit(job, elapsed, stop), stop.interruptible():
                     made = self._table._populate1(job.key, None, False, True, make_kwargs=self._make_kwargs)

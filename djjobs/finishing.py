@@ -232,6 +232,11 @@ class Finisher:
         if not self.queue.change(self.queue.engine.cancel_claimed, **self._token(job)):
             raise self._lost(job)
 
+    def insist_on(self, job: Job) -> None:
+        """Raise if the job is no longer ours, or was called off."""
+        if self.queue.db.retry(lambda: self._request_about(job)) != "":
+            raise self._why_not(job)
+
     def give_back(self, jobs: Sequence[Job]) -> int:
         """Put claimed jobs back as they were; return how many were still ours."""
         claims: dict[tuple[str, int], list[str]] = {}
@@ -262,11 +267,15 @@ class Finisher:
 
     def _why_not(self, job: Job) -> JobCancelled | LeaseLost:
         """Why a job could not be completed."""
-        with self.queue.db.transaction():
-            row = self.queue.execute(self.queue.engine.look_at_claim, **self._token(job)).fetchone()
-        if row is not None and row[2]:
+        if self._request_about(job):
             return JobCancelled(f"The job {job.key} of {self.name} was cancelled.")
         return self._lost(job)
+
+    def _request_about(self, job: Job) -> str | None:
+        """What a job was asked, which may be nothing; None if it is no longer ours."""
+        with self.queue.db.transaction():
+            row = self.queue.execute(self.queue.engine.look_at_claim, **self._token(job)).fetchone()
+        return None if row is None else row[2]
 
     def _lost(self, job: Job) -> LeaseLost:
         return LeaseLost(

@@ -74,7 +74,7 @@ class Progress:
         return self.over / self.total if self.total else 1.0
 
     def __str__(self) -> str:
-        others = {"errors": self.error, "cancelled": self.cancelled, "ignored": self.ignore, "running": self.reserved}
+        others = {"failed": self.error, "cancelled": self.cancelled, "ignored": self.ignore, "running": self.reserved}
         more = "".join(f", {count} {name}" for name, count in others.items() if count)
         return f"{self.over} of {self.total} jobs over{more}"
 

@@ -19,7 +19,7 @@ from .errors import DjJobsError
 from .finishing import Finisher, storable
 from .identity import Claimant
 from .run import Run
-from .running import CurrentJob, Desk
+from .running import Desk
 from .settings import settings
 from .stopping import Stop
 from .tables import ERROR_MESSAGE_LENGTH
@@ -45,6 +45,7 @@ class RunHooks:
     """
 
     def __init__(self, finisher: Finisher) -> None:
+        self._finisher = finisher
         self._queue, self._table, self._name = finisher.queue, finisher.keys.table, finisher.name
         self._table_name = finisher.table_name
         self._prepares, self._finishes = (self._table._has_hook(name) for name in ("prepare_run", "finish_run"))
@@ -70,7 +71,7 @@ class RunHooks:
 
     # -- before the first job ----------------------------------------------------------------------------
 
-    def prepare(self, job: Job, current: CurrentJob, desk: Desk, stop: Stop) -> bool:
+    def prepare(self, job: Job, desk: Desk, stop: Stop) -> bool:
         """Have the job's run prepared, here or by another; whether that took its time.
 
         What `prepare_run` raises is raised, and the job fails with it; the next job will try again.
@@ -82,9 +83,10 @@ class RunHooks:
             if self._queue.db.retry(lambda: self._take_preparing(job)):
                 self._call_prepare(run, job, stop)
                 continue
-            current.check_cancelled()
-            # Whoever waits does not work: the time that make() may take has not begun.
+            # Whoever waits does not work: the time that make() may take has not begun. Its keeper does not look for
+            # requests then.
             desk.start_the_clock()
+            self._finisher.insist_on(job)
             stop.sleep(random.uniform(pause / 2, pause))
             pause = min(pause * 1.5, _LONGEST_WAIT)
         self._remember(job.run_id, run)

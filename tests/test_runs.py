@@ -361,9 +361,8 @@ def test_waiting_for_others_to_do_it(start: Any, gate: Gate, capsys: pytest.Capt
 
     Square = start(4, make)
     run = Square.schedule_jobs(name="overnight", min_scheduling_interval=0)
-    with pytest.raises(djjobs.RunTimeout, match=r"overnight.* pending after 0\.3 s: 0 of 4") as caught:
+    with pytest.raises(djjobs.RunTimeout, match=r"overnight.* pending after 0\.3 s: 0 of 4"):
         run.wait(timeout=0.3)
-    assert isinstance(caught.value, TimeoutError)
     assert (made(Square()), run.state) == ([], "pending"), "whoever waits does not work"
     with populating(Square, suppress_errors=True) as children:
         wait_for(lambda: run.progress().over == 3)
@@ -520,22 +519,23 @@ def test_a_run_stays_as_long_as_a_job_of_it_is_there(start: Any, monkeypatch: py
 
 def test_a_run_is_counted_and_seen_to_end_by_the_index_of_its_jobs(start: Any, engine: str) -> None:
     Square = start(3000)
-    run = Square.schedule_jobs("n <= 20", min_scheduling_interval=0)
-    Square.schedule_jobs(min_scheduling_interval=0)
+    small = Square.schedule_jobs("n <= 20", min_scheduling_interval=0)
+    large = Square.schedule_jobs(min_scheduling_interval=0)
     connection, queue = Square.Number.connection, Queue.of(Square.Number.connection, Square.database)
     analyze = "ANALYZE" if engine == "postgresql" else "ANALYZE TABLE"
     for table in (queue.jobs, queue.runs):
         connection.query(f"{analyze} {table.full_table_name}")
     seconds = queue.engine.seconds
     leases = {"own_lease": seconds("worker.lease"), "lease": seconds("%(lease)s")}
-    statements = [
-        queue.sql(queue.engine.count_in_runs, which=queue.engine.this_run),
-        queue.sql(queue.engine.find_over, which=queue.engine.of_runs, **leases),
-        queue.sql(queue.engine.has_uncalled),
-    ]
-    parameters = {"run": run.run_id, "runs": (run.run_id,), "lease": 60, "table": Square.table_name}
-    for sql in statements:
-        assert jobs_index(connection, engine, sql, parameters, queue.jobs.full_table_name), sql
+    statements = {
+        queue.sql(queue.engine.count_in_runs, which=queue.engine.this_run): [small],
+        queue.sql(queue.engine.find_over, which=queue.engine.of_runs, **leases): [small, large],
+        queue.sql(queue.engine.has_uncalled): [small, large],
+    }
+    for sql, runs in statements.items():
+        for run in runs:
+            parameters = {"run": run.run_id, "runs": (run.run_id,), "lease": 60, "table": Square.table_name}
+            assert jobs_index(connection, engine, sql, parameters, queue.jobs.full_table_name), sql
 
 
 def jobs_index(connection: Any, engine: str, sql: str, parameters: dict[str, Any], jobs: str) -> bool:
@@ -544,7 +544,7 @@ def jobs_index(connection: Any, engine: str, sql: str, parameters: dict[str, Any
         explain = "EXPLAIN FORMAT=TRADITIONAL" if engine == "mysql" else "EXPLAIN"
         steps = connection.query(f"{explain} {sql}", args=parameters, as_dict=True).fetchall()
         of_jobs = [step for step in steps if (step["key"] or "") == "run_id"]
-        return len(of_jobs) == 1 and not any(step["type"] == "ALL" and (step["rows"] or 0) > 100 for step in steps)
+        return len(of_jobs) == 1 and not any(step["type"] == "ALL" and int(step["rows"] or 0) > 100 for step in steps)
     lines = [line for (line,) in connection.query(f"EXPLAIN {sql}", args=parameters).fetchall()]
     plan = "\n".join(lines)
     (name,) = connection.query(

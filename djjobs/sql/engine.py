@@ -282,17 +282,22 @@ class Engine(ABC):
     jobs_of_run = "SELECT DISTINCT key_hash FROM {jobs} WHERE run_id = %(run)s"
     still_in_run = "AND job.run_id = %(run)s"
 
-    _open = "SELECT 1 FROM {jobs} AS job WHERE job.run_id = run.run_id AND job.status IN ('scheduled', 'reserved')"
+    #: One is enough: PostgreSQL would collect them all for an EXISTS, or without an order read all jobs there are.
+    _an_open_job = """(SELECT 1 FROM {jobs} AS job
+                       WHERE job.run_id = run.run_id AND job.status IN ('scheduled', 'reserved')
+                       ORDER BY job.run_id, job.status LIMIT 1)"""
 
     #: Call a run off, unless it is over or called off already.
     cancel_run = f"""
         UPDATE {{runs}} AS run SET cancel_time = {{now}}
-        WHERE run.run_id = %(run)s AND run.cancel_time IS NULL AND EXISTS ({_open})"""
+        WHERE run.run_id = %(run)s AND run.cancel_time IS NULL AND {_an_open_job} IS NOT NULL"""
 
     #: Whether jobs of a run can still be called off.
     has_uncalled = """
-        SELECT EXISTS (SELECT 1 FROM {jobs} AS job WHERE job.run_id = %(run)s
-                       AND (job.status = 'scheduled' OR (job.status = 'reserved' AND job.cancel_request = '')))"""
+        SELECT COALESCE((SELECT 1 FROM {jobs} AS job
+                         WHERE job.run_id = %(run)s AND job.status IN ('scheduled', 'reserved')
+                           AND (job.status = 'scheduled' OR job.cancel_request = '')
+                         ORDER BY job.run_id, job.status LIMIT 1), 0)"""
 
     # A mark says who calls a hook. It is taken with the run's row locked by a statement of its own: the next one then
     # sees everything that whoever had the lock before has done, whatever the engine makes of a wait within one.
@@ -315,7 +320,7 @@ class Engine(ABC):
           AND prepare_claim = %(claim)s AND prepare_job = %(key_hash)s"""
 
     #: Over, and nobody has taken note of it; the mark to finish a run lives as long as its worker is heard of.
-    _over = f"""run.ended_time IS NULL AND NOT EXISTS ({_open})
+    _over = f"""run.ended_time IS NULL AND {_an_open_job} IS NULL
           AND (run.finish = 0
                OR COALESCE((SELECT worker.last_heartbeat < {{now}} - {{own_lease}} FROM {{workers}} AS worker
                             WHERE worker.worker_id = run.finish_worker),
@@ -329,7 +334,7 @@ class Engine(ABC):
 
     end_run = f"""
         UPDATE {{runs}} AS run SET ended_time = {{now}}
-        WHERE run.run_id = %(run)s AND run.finish = 0 AND run.ended_time IS NULL AND NOT EXISTS ({_open})"""
+        WHERE run.run_id = %(run)s AND run.finish = 0 AND run.ended_time IS NULL AND {_an_open_job} IS NULL"""
 
     lock_finishing = """
         SELECT finish_worker, finish_claim, finish_tries FROM {runs}
@@ -367,7 +372,7 @@ class Engine(ABC):
     end_runs = f"""
         UPDATE {{runs}} AS run SET ended_time = {{now}}, finish = 0
         WHERE run.table_name = %(table)s AND run.ended_time IS NULL AND run.finish <= %(finish)s
-          AND NOT EXISTS ({_open})"""
+          AND {_an_open_job} IS NULL"""
 
     #: Runs that ended long ago and that no job needs any more.
     find_expired_runs = """
