@@ -96,7 +96,7 @@ def cancel(target: str, selection: Selection, yes: bool, as_json: bool, force: b
     if run_id is not None:
         if selection:
             raise click.UsageError("--run is about a whole run: leave out --restrict, --key and --where.")
-        _cancel_run(find_run(schemas_of(target), run_id), force, yes, as_json)
+        _cancel_run(find_run(schemas_of(target.partition(":")[0]), run_id), force, yes, as_json)
         return
     options = {"force": True} if force else {}
     change = _Change("Cancel", "cancelled or asked to stop", selection, yes, as_json)
