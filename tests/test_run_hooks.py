@@ -56,9 +56,10 @@ def gate(tmp_path: Path) -> Iterator[Gate]:
 
 
 @pytest.fixture(autouse=True)
-def leases(monkeypatch: pytest.MonkeyPatch, server: Any) -> None:
-    """Short leases, here and in the processes to come."""
-    monkeypatch.setattr(djjobs.settings, "lease", 3)
+def leases(monkeypatch: pytest.MonkeyPatch, server: Any, request: pytest.FixtureRequest) -> None:
+    """Short leases, here and in the processes to come; none that could end where a death is to be seen at once."""
+    seen_at_once = getattr(request.node, "callspec", None) and request.node.callspec.params.get("kill") is kill_it
+    monkeypatch.setattr(djjobs.settings, "lease", 600 if seen_at_once else 3)
     monkeypatch.setattr(djjobs.settings, "heartbeat_interval", 0.5)
     wait_for(lambda: uptime() > 4)
 
