@@ -276,7 +276,8 @@ class Run:
 
     def _row(self) -> _Row:
         assert self.run_id is not None
-        row = _find(self._queue, self.run_id)
+        with self._explained("look at"):
+            row = _find(self._queue, self.run_id)
         if row is None:
             raise self._unknown(self._queue, self.run_id)
         return row

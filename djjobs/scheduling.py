@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
+from unicodedata import category
 
 from .errors import DjJobsError
 from .identity import process_id
@@ -38,6 +39,8 @@ _ALL = ""
 _REMEMBERED = 3600
 #: The ids of runs are below this, so that JSON and floats hold them exactly.
 _RUN_IDS = 2**53
+#: What a line of text has none of: controls, ends of lines, and halves of characters.
+_NO_TEXT = ("Cc", "Cs", "Zl", "Zp")
 
 
 @dataclass(frozen=True)
@@ -231,7 +234,7 @@ def _due_parameter(due_time: DueTime, label: str) -> Any:
 def _check_name(name: Any, label: str) -> None:
     if name is None:
         return
-    if not isinstance(name, str) or not name.strip() or not name.isprintable():
+    if not isinstance(name, str) or not name.strip() or any(category(sign) in _NO_TEXT for sign in name):
         raise DjJobsError(f'The name of a run of {label} must be a line of text, as in "rerun m1", not {name!r}.')
     if len(name) > RUN_NAME_LENGTH:
         raise DjJobsError(

@@ -16,7 +16,7 @@ import pytest
 from helpers import wait_for
 from pipelines import Child, forked, in_processes, rows_of, statements_of
 from test_leases import uptime
-from workloads.lives import Gate, forget_all_workers, kill_tree, populating
+from workloads.lives import Gate, ago, forget_all_workers, kill_tree, populating
 from workloads.squares import (
     CallLog,
     Standing,
@@ -55,13 +55,12 @@ def gate(tmp_path: Path) -> Iterator[Gate]:
     gate.open()
 
 
-@pytest.fixture(autouse=True)
-def leases(monkeypatch: pytest.MonkeyPatch, server: Any, request: pytest.FixtureRequest) -> None:
-    """Short leases, here and in the processes to come; none that could end where a death is to be seen at once."""
-    seen_at_once = getattr(request.node, "callspec", None) and request.node.callspec.params.get("kill") is kill_it
-    monkeypatch.setattr(djjobs.settings, "lease", 600 if seen_at_once else 3)
+@pytest.fixture
+def short_lease(monkeypatch: pytest.MonkeyPatch, server: Any) -> None:
+    """Here and in the processes to come. Other tests have a lease that does not end while they last."""
+    monkeypatch.setattr(djjobs.settings, "lease", 5)
     monkeypatch.setattr(djjobs.settings, "heartbeat_interval", 0.5)
-    wait_for(lambda: uptime() > 4)
+    wait_for(lambda: uptime() > 6)
 
 
 class Hooks:
@@ -341,19 +340,23 @@ def test_who_waits_can_be_cancelled(start: Any, log: CallLog, gate: Gate) -> Non
     assert (run.state, made(Square())) == ("cancelled", [])
 
 
-def test_to_wait_for_another_is_no_part_of_the_time_that_make_may_take(start: Any, log: CallLog) -> None:
+def test_to_wait_for_others_is_no_part_of_the_time_that_make_may_take(start: Any, log: CallLog) -> None:
+    """Two prepare the run one after the other, so that the third waits for longer than make() may take."""
+
     def prepare_run(self: Any, run: Run) -> None:
-        time.sleep(2)
+        log.record("prepare_run", os.getpid())
+        time.sleep(2.5)
+        if len(log.lines()) == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
 
-    def make(self: Any, key: dict[str, Any]) -> None:
-        time.sleep(2)
-        insert_square(self, key)
-
-    Square = start(2, make=make, prepare_run=prepare_run, timeout=3.5)
+    Square = start(3, prepare_run=prepare_run, timeout=4)
     run = Square.schedule_jobs(name="m1")
-    results = in_processes(Square.Number, 2, lambda _: Square.populate(reserve_jobs=True))
-    assert [result["success_count"] for result in results] == [1, 1]
-    assert run.state == "done"
+    with populating(Square, 3) as children:
+        for child in children:
+            child.process.join(PATIENCE)
+    assert len(log.lines()) == 2
+    Square.populate(reserve_jobs=True)
+    assert (run.state, run.progress()) == ("done", Progress(3, done=3))
 
 
 # -- dying ------------------------------------------------------------------------------------------------------------
@@ -372,8 +375,15 @@ def kill_all(child: Child, victim: int) -> None:
 @pytest.mark.parametrize("hook", ["prepare_run", "finish_run"])
 @pytest.mark.parametrize("kill", [kill_it, kill_all])
 def test_when_a_populate_dies_in_a_hook_another_calls_it(
-    start: Any, log: CallLog, gate: Gate, hook: str, kill: Callable[[Child, int], None]
+    start: Any,
+    log: CallLog,
+    gate: Gate,
+    hook: str,
+    kill: Callable[[Child, int], None],
+    request: pytest.FixtureRequest,
 ) -> None:
+    if kill is kill_all:
+        request.getfixturevalue("short_lease")
     hooks = Hooks(log, gate, hook)
     Square = start(12, **hooks.members())
     run = Square.schedule_jobs(name="m1")
@@ -393,8 +403,15 @@ def test_when_a_populate_dies_in_a_hook_another_calls_it(
 @pytest.mark.parametrize("hook", ["prepare_run", "finish_run"])
 @pytest.mark.parametrize("kill", [kill_it, kill_all])
 def test_when_a_slot_of_a_worker_dies_in_a_hook_another_calls_it(
-    start: Any, log: CallLog, gate: Gate, hook: str, kill: Callable[[Child, int], None]
+    start: Any,
+    log: CallLog,
+    gate: Gate,
+    hook: str,
+    kill: Callable[[Child, int], None],
+    request: pytest.FixtureRequest,
 ) -> None:
+    if kill is kill_all:
+        request.getfixturevalue("short_lease")
     hooks = Hooks(log, gate, hook)
     Square = start(12, **hooks.members())
     run = Square.schedule_jobs(name="m1")
@@ -545,6 +562,7 @@ def test_a_stop_leaves_the_finish_to_others_and_counts_no_try(start: Any, log: C
     assert (run.state, len(hooks.calls("finish_run"))) == ("done", 2)
 
 
+@pytest.mark.usefixtures("short_lease")
 def test_a_finish_that_takes_longer_than_the_lease_is_not_taken_over(start: Any, log: CallLog, gate: Gate) -> None:
     hooks = Hooks(log, gate, "finish_run")
     Square = start(2, **hooks.members())
@@ -558,6 +576,21 @@ def test_a_finish_that_takes_longer_than_the_lease_is_not_taken_over(start: Any,
         gate.open()
         child.result()
     assert (run.state, hooks.calls("finish_run")) == ("done", [child.process.pid])
+
+
+@pytest.mark.usefixtures("short_lease")
+def test_a_worker_that_is_not_in_the_list_gets_its_lease(start: Any, log: CallLog, gate: Gate) -> None:
+    hooks = Hooks(log, gate)
+    Square = start(1, **hooks.members())
+    run = Square.schedule_jobs(name="m1")
+    change_jobs(Square, [1], "status = 'success'")
+    connection, runs = Square.Number.connection, djjobs.runs(Square.Number).full_table_name
+    mark = f"finish_worker = '{'x' * 36}', finish_claim = 1, finish_since"
+    for since, calls in ((-600, 0), (3600, 1)):
+        connection.query(f"UPDATE {runs} SET {mark} = {ago(connection, since)} WHERE run_id = {run.run_id}")
+        Square.populate(reserve_jobs=True)
+        assert len(hooks.calls("finish_run")) == calls
+    assert run.state == "done"
 
 
 def test_a_hook_that_the_table_no_longer_has_is_not_waited_for_for_ever(start: Any) -> None:

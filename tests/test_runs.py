@@ -148,9 +148,13 @@ def test_a_retry_makes_a_run_go_on(start: Any) -> None:
 def test_a_run_knows_who_asked_for_what_and_when(start: Any) -> None:
     Square = start(5)
     due = datetime.datetime(2035, 1, 1, 12, tzinfo=datetime.timezone(datetime.timedelta(hours=2)))
-    run = Square.schedule_jobs("n < 4", due_time=due, name="rerun m1, Übung ✓")
+    run = Square.schedule_jobs("n < 4", due_time=due, name="rerun m1, Übung ✓ a\u200cb")
     assert (int(run), run.scheduled, run.rate_limited) == (3, 3, False)
-    assert (run.name, run.table_name, run.restriction) == ("rerun m1, Übung ✓", Square.table_name, "n < 4")
+    assert (run.name, run.table_name, run.restriction) == (
+        "rerun m1, Übung ✓ a\u200cb",
+        Square.table_name,
+        "n < 4",
+    )
     assert run.due_time == due
     assert run.user == Square.Number.connection.get_user()
     assert run.created is not None and run.created.tzinfo is not None and run.ended is None
@@ -290,6 +294,7 @@ def test_many_schedulers_at_once_put_each_job_into_one_run(start: Any) -> None:
         ({"name": ""}, "line of text"),
         ({"name": "two\nlines"}, "line of text"),
         ({"name": "nul\0"}, "line of text"),
+        ({"name": "half \ud800"}, "line of text"),
     ],
 )
 def test_what_cannot_be_meant_is_one_error_and_changes_nothing(start: Any, options: Any, words: str) -> None:
