@@ -246,11 +246,15 @@ def about_runs(Square: Any, count: int) -> int:
     return sum("~runs" in sql for sql in statements)
 
 
-def test_tables_without_hooks_do_not_pay_for_them(start: Any) -> None:
+def test_tables_without_hooks_do_not_pay_for_them(start: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("djjobs.run_hooks._LOOK_INTERVAL", 3600)
     assert about_runs(start(0), 5) == about_runs(start(0), 60) <= 2
 
 
-def test_tables_with_hooks_pay_one_statement_a_job_at_most(start: Any, log: CallLog, gate: Gate) -> None:
+def test_tables_with_hooks_pay_one_statement_a_job_at_most(
+    start: Any, log: CallLog, gate: Gate, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("djjobs.run_hooks._LOOK_INTERVAL", 3600)
     Square = start(0, **Hooks(log, gate).members())
     assert about_runs(Square, 60) <= 60 + 12
 
