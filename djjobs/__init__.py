@@ -9,13 +9,13 @@ Add the mixin to a Computed or Imported table and populate it from the queue::
     Spectrum.populate(reserve_jobs=True, order="random")
 """
 
-from .errors import DjJobsError, JobCancelled, JobNotCancellable, JobTimeout, LeaseLost
+from .errors import DjJobsError, JobCancelled, JobNotCancellable, JobTimeout, LeaseLost, RunTimeout
 from .migrate import migrate, share_with_legacy_tables
 from .mixin import Computed, Imported, JobsMixin
 from .pipeline import adopt
 from .policy import exponential
 from .queue import jobs, workers
-from .run import Run
+from .run import Run, runs
 from .running import current_job
 from .settings import settings
 from .status import status
@@ -30,11 +30,13 @@ __all__ = [
     "JobsMixin",
     "LeaseLost",
     "Run",
+    "RunTimeout",
     "adopt",
     "current_job",
     "exponential",
     "jobs",
     "migrate",
+    "runs",
     "settings",
     "status",
     "workers",

@@ -2,32 +2,58 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from .errors import JobNotCancellable
 from .keys import Keys
 from .queue import Queue
 from .scheduling import set_status
 
-__all__ = ["cancel"]
+__all__ = ["cancel", "cancel_run"]
+
+#: How often jobs of a run are looked for that others claim just then.
+_MOST_PASSES = 20
 
 
 def cancel(queue: Queue, keys: Keys, force: bool = False) -> int:
     """Call off the jobs of these keys; return how many were cancelled or asked to stop."""
-    # Running jobs first: one that is given back meanwhile is found among the scheduled ones.
-    asked = _ask_running(queue, keys, "force" if force else "cancel")
-    cancelled = set_status(queue, keys, ("scheduled",), "cancelled")
+    cancelled, asked = _call_off(queue, keys.table.table_name, keys.chosen_sql, force)
     if not asked + cancelled:
         _insist_on_cancellable(queue, keys)
     return asked + cancelled
 
 
-def _ask_running(queue: Queue, keys: Keys, how: str) -> int:
-    engine, table_name = queue.engine, keys.table.table_name
-    parts = {"changes": engine.request_cancel, "also": engine.has_worker}
-    request = queue.sql(engine.change_chosen, chosen=keys.chosen_sql, **parts)
-    queue.db.change(request, table=table_name, statuses=("reserved",), how=how)
+def cancel_run(queue: Queue, table_name: str, run_id: int, force: bool = False) -> int | None:
+    """Call off a run and its jobs; return how many were cancelled or asked to stop, None if all were over."""
+    engine, cancelled, asked = queue.engine, 0, 0
+    called_off = queue.change(engine.cancel_run, run=run_id)
+    chosen = queue.sql(engine.jobs_of_run)
+    for _ in range(_MOST_PASSES):
+        at_once, asked = _call_off(queue, table_name, chosen, force, engine.still_in_run, run=run_id)
+        cancelled += at_once
+        # A job that was claimed between two statements has escaped both.
+        if not queue.ask(engine.has_uncalled, run=run_id):
+            break
+    return cancelled + asked if called_off or cancelled or asked else None
+
+
+def _call_off(
+    queue: Queue, table_name: str, chosen: str, force: bool, also: str = "", **also_by: Any
+) -> tuple[int, int]:
+    """Call off the chosen jobs; how many were cancelled, and how many are asked to stop."""
+    # Running jobs first: one that is given back meanwhile is found among the scheduled ones.
+    asked = _ask_running(queue, table_name, chosen, "force" if force else "cancel", also, **also_by)
+    return set_status(queue, table_name, chosen, ("scheduled",), "cancelled", also, **also_by), asked
+
+
+def _ask_running(queue: Queue, table_name: str, chosen: str, how: str, also: str, **also_by: Any) -> int:
+    engine = queue.engine
+    parts = {"changes": engine.request_cancel, "also": f"{engine.has_worker} {also}"}
+    request = queue.sql(engine.change_chosen, chosen=chosen, **parts)
+    queue.db.change(request, table=table_name, statuses=("reserved",), how=how, **also_by)
     # Counted afterwards: to MySQL a row that had this request already has not changed.
-    find = queue.sql(engine.asked_to_stop, chosen=keys.chosen_sql)
-    asked = dict(queue.db.execute(find, table=table_name).fetchall())
+    find = queue.sql(engine.asked_to_stop, chosen=chosen)
+    asked = dict(queue.db.execute(find, table=table_name, **also_by).fetchall())
     if asked:
         queue.execute(engine.call_workers, workers=tuple(asked))
     return sum(asked.values())

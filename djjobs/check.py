@@ -21,7 +21,7 @@ from .pipeline import auto_populated
 from .queue import version_of
 from .settings import settings
 from .sql import engine_for
-from .tables import JobControl, Jobs, Workers
+from .tables import JobControl, Jobs, Runs, Workers
 
 __all__ = ["Finding", "check"]
 
@@ -232,7 +232,7 @@ def _queue(connection: Any, database: str) -> Iterator[Finding]:
 def _rights(server: _Server, database: str, targets: list[Any]) -> Iterator[Finding]:
     """Whether the user may use the queue and write results; and make the queue, if that is still to be done."""
     connection, subject = server.connection, f"rights in {database}"
-    queue = [kind(connection, database) for kind in (Jobs, JobControl, Workers)]
+    queue = [kind(connection, database) for kind in (Jobs, JobControl, Workers, Runs)]
     declared = [table for table in queue if table.is_declared]
     missing = {table.table_name: server.lacks(table.full_table_name, _WRITING) for table in declared}
     if len(declared) < len(queue):

@@ -37,6 +37,7 @@ class Job:
     priority: int
     worker_id: str
     claim: int
+    run_id: int | None = None
 
 
 class Claims:
@@ -118,8 +119,8 @@ class Claims:
                 queue.change(queue.engine.release_claim, table=self.table_name, **token)
             raise
         return [
-            Job(key_hash, self._keys.decode(key), attempt, priority, token["worker"], token["claim"])
-            for key_hash, key, attempt, priority in rows
+            Job(key_hash, self._keys.decode(key), attempt, priority, token["worker"], token["claim"], run_id)
+            for key_hash, key, attempt, priority, run_id in rows
         ]
 
     # -- all jobs of the table -------------------------------------------------------------------------

@@ -1,4 +1,7 @@
-"""Clean-up: jobs go when what they were about is gone. A reserved job is its worker's and stays while that lives."""
+"""Clean-up: jobs go when what they were about is gone, and runs some time after their jobs.
+
+A reserved job is its worker's and stays while that lives.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +37,20 @@ def cleanup(queue: Queue, finisher: Finisher, restrictions: tuple[Any, ...] = ()
         "orphaned_incomplete": orphans.run(("scheduled", "error", "ignore", "cancelled"), living=keys.chosen_sql),
         "recovered": recovered,
         "expired": expired.run(("success", "error", "cancelled"), made=keys.made_sql),
+        # A restriction is about jobs.
+        "runs": 0 if restrictions else _remove_runs(queue, finisher),
     }
+
+
+def _remove_runs(queue: Queue, finisher: Finisher) -> int:
+    """Remove the finished runs that are old and that no job needs any more; return how many."""
+    engine, table = queue.engine, finisher.table_name
+    # Runs that nobody has seen end; one that waits for a finish_run that the table no longer has would wait for ever.
+    queue.change(engine.end_runs, table=table, finish=int(not finisher.keys.table._has_hook("finish_run")))
+    find = queue.sql(engine.find_expired_runs, retention=engine.seconds("%(retention)s"))
+    runs = [run_id for (run_id,) in queue.db.execute(find, table=table, retention=settings.retention).fetchall()]
+    portions = [tuple(runs[first : first + _PORTION]) for first in range(0, len(runs), _PORTION)]
+    return sum(queue.change(engine.delete_runs, runs=portion) for portion in portions)
 
 
 class _Removal:
@@ -61,7 +77,7 @@ class _Removal:
     def _agreed(self, hashes: list[str]) -> tuple[str, ...]:
         """Those of the jobs that the table's own hook has seen and does not object to."""
         table = self._finisher.keys.table
-        if not table._has_before_delete():
+        if not table._has_hook("before_delete"):
             return tuple(hashes)
         jobs = self._queue.jobs & {"table_name": self._finisher.table_name}
         among = ", ".join(f"'{key_hash}'" for key_hash in hashes)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from datajoint.errors import DataJointError
 
-__all__ = ["DjJobsError", "JobCancelled", "JobNotCancellable", "JobTimeout", "LeaseLost"]
+__all__ = ["DjJobsError", "JobCancelled", "JobNotCancellable", "JobTimeout", "LeaseLost", "RunTimeout"]
 
 
 class DjJobsError(DataJointError):
@@ -25,3 +25,7 @@ class JobTimeout(DjJobsError):
 
 class JobNotCancellable(DjJobsError):
     """The job is over, so there is nothing to cancel."""
+
+
+class RunTimeout(DjJobsError):
+    """A run is not over yet, and nobody was to wait for it any longer."""

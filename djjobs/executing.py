@@ -11,6 +11,7 @@ from typing import Any
 from .claiming import Job
 from .errors import DjJobsError, JobCancelled, JobTimeout, LeaseLost
 from .finishing import Failure, Finisher
+from .run_hooks import RunHooks
 from .running import CurrentJob, Desk
 from .stopping import Stop
 
@@ -57,13 +58,15 @@ class Executor:
     def __init__(self, finisher: Finisher, make_kwargs: dict[str, Any] | None, desk: Desk, number: int = 0) -> None:
         self.finisher, self._make_kwargs, self._desk, self._number = finisher, make_kwargs, desk, number
         self._queue, self._table = finisher.queue, finisher.keys.table
+        self.runs = RunHooks(finisher)
 
     def run(self, job: Job, stop: Stop) -> Outcome:
         """Run a job to its end. Errors come back in the outcome; a stop gives the job back and is raised."""
         started = time.monotonic()
         with self._desk.working_on(job, self._number) as current:
+            current._find_run = lambda: self.runs.of(job)
             try:
-                return self._make(job, current, stop, started)
+                return self._make(job, current, stop)
             except Exception as raised:
                 if stop.requested is not None:
                     # The stop broke the connection first, and DataJoint stumbled over that.
@@ -85,13 +88,17 @@ class Executor:
                 self._give_back_after_stop(job)
                 raise
 
-    def _make(self, job: Job, current: CurrentJob, stop: Stop, started: float) -> Outcome:
+    def _make(self, job: Job, current: CurrentJob, stop: Stop) -> Outcome:
+        started = time.monotonic()
+
         def elapsed() -> float:
             return time.monotonic() - started
 
         for tries_left in reversed(range(_TRANSIENT_TRIES)):
             try:
                 current.check_cancelled()
+                if self.runs.prepare(job, self._desk, stop):
+                    started = time.monotonic()
                 with self.finisher.with_commit(job, elapsed, stop), stop.interruptible():
                     made = self._table._populate1(job.key, None, False, True, make_kwargs=self._make_kwargs)
             except Exception as error:

@@ -22,7 +22,7 @@ from .queue import Queue
 from .stopping import Stop
 from .tables import ERROR_MESSAGE_LENGTH
 
-__all__ = ["Failure", "Finisher", "release_slot"]
+__all__ = ["Failure", "Finisher", "release_slot", "storable"]
 
 _CUT = "...truncated"
 #: How many attempts a job tells of, and how much of each stack trace: its end, where the error is.
@@ -210,17 +210,17 @@ class Finisher:
             "time": f"{now:%Y-%m-%d %H:%M:%S}",
             "host": failure.host or who["host"],
             "pid": failure.pid or who["pid"],
-            "message": _storable(failure.message)[:ERROR_MESSAGE_LENGTH],
-            "stack": _storable(_end_of_stack(failure))[-_STACK_KEPT:],
+            "message": storable(failure.message)[:ERROR_MESSAGE_LENGTH],
+            "stack": storable(_end_of_stack(failure))[-_STACK_KEPT:],
         }
 
     def _story(self, failure: Failure) -> dict[str, Any]:
-        message = _storable(failure.message)
+        message = storable(failure.message)
         if len(message) > ERROR_MESSAGE_LENGTH:
             message = message[: ERROR_MESSAGE_LENGTH - len(_CUT)] + _CUT
         return {
             "message": message,
-            "stack": pack(_storable(failure.stack)),
+            "stack": pack(storable(failure.stack)),
             "duration": failure.duration,
             "metadata": self._metadata(),
         }
@@ -231,6 +231,11 @@ class Finisher:
         """The job was called off, and nothing of it is there."""
         if not self.queue.change(self.queue.engine.cancel_claimed, **self._token(job)):
             raise self._lost(job)
+
+    def insist_on(self, job: Job) -> None:
+        """Raise if the job is no longer ours, or was called off."""
+        if self.queue.db.retry(lambda: self._request_about(job)) != "":
+            raise self._why_not(job)
 
     def give_back(self, jobs: Sequence[Job]) -> int:
         """Put claimed jobs back as they were; return how many were still ours."""
@@ -262,11 +267,15 @@ class Finisher:
 
     def _why_not(self, job: Job) -> JobCancelled | LeaseLost:
         """Why a job could not be completed."""
-        with self.queue.db.transaction():
-            row = self.queue.execute(self.queue.engine.look_at_claim, **self._token(job)).fetchone()
-        if row is not None and row[2]:
+        if self._request_about(job):
             return JobCancelled(f"The job {job.key} of {self.name} was cancelled.")
         return self._lost(job)
+
+    def _request_about(self, job: Job) -> str | None:
+        """What a job was asked, which may be nothing; None if it is no longer ours."""
+        with self.queue.db.transaction():
+            row = self.queue.execute(self.queue.engine.look_at_claim, **self._token(job)).fetchone()
+        return None if row is None else row[2]
 
     def _lost(self, job: Job) -> LeaseLost:
         return LeaseLost(
@@ -276,9 +285,13 @@ class Finisher:
 
 
 def release_slot(queue: Queue, tables: Sequence[str], worker_id: str, slot: int, but: str = "") -> int:
-    """Give back what a slot had claimed and not begun, all but the job with this hash; return how many."""
+    """Give back what a slot had claimed and not begun, all but the job with this hash; return how many.
+
+    Runs that it was finishing are for others to finish.
+    """
     first, last = claims_of(slot)
     parameters = {"tables": tuple(tables), "worker": worker_id, "first": first, "last": last, "but": but}
+    queue.change(queue.engine.release_finishing, **parameters)
     return sum(queue.change(statement, **parameters) for statement in queue.engine.release_slot)
 
 
@@ -288,6 +301,6 @@ def _end_of_stack(failure: Failure) -> str:
     return failure.stack.replace(said, said[:_MESSAGE_KEPT] + _CUT) if len(said) > _MESSAGE_KEPT else failure.stack
 
 
-def _storable(text: str) -> str:
+def storable(text: str) -> str:
     """A text that every column can hold: no NUL, which PostgreSQL refuses, and no half of a character."""
     return text.replace("\0", "\\0").encode("utf-8", "backslashreplace").decode()

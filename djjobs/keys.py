@@ -15,6 +15,7 @@ from datajoint.expression import QueryExpression
 from .compat import datajoint_api
 from .errors import DjJobsError
 from .sql import Engine
+from .tables import RESTRICTION_LENGTH
 
 __all__ = ["Keys", "table_label"]
 
@@ -38,6 +39,14 @@ def table_label(table: Any) -> str:
 
 def _is_about_jobs(restriction: Any) -> bool:
     return isinstance(restriction, QueryExpression) and {"table_name", "key_hash"} <= set(restriction.heading.names)
+
+
+def _in_words(restriction: Any) -> str:
+    if isinstance(restriction, str):
+        return " ".join(restriction.split())
+    if isinstance(restriction, Mapping):
+        return str(dict(restriction))
+    return "a query on ~jobs" if _is_about_jobs(restriction) else type(restriction).__name__
 
 
 def _hashes_sql(jobs: Any) -> str:
@@ -107,6 +116,11 @@ class Keys:
     @property
     def restricted(self) -> bool:
         return bool(self._on_keys or self._on_jobs)
+
+    @property
+    def restriction_text(self) -> str:
+        """The restrictions in words, for people to read."""
+        return "; ".join(_in_words(one) for one in (*self._on_keys, *self._on_jobs))[:RESTRICTION_LENGTH]
 
     @property
     def source_sql(self) -> str:

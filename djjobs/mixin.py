@@ -80,8 +80,15 @@ class JobsMixin:
     def before_delete(self, job: dict[str, Any]) -> None:
         """Called with the row of a job before `cleanup_jobs` removes it. If it raises, the job stays."""
 
-    def _has_before_delete(self) -> bool:
-        return type(self).before_delete is not JobsMixin.before_delete
+    def prepare_run(self, run: Run) -> Any:
+        """Called once before the first job of a run; what it returns, as JSON, is every job's ``run.details``."""
+
+    def finish_run(self, run: Run) -> Any:
+        """Called once after the last job of a run; what it returns, as JSON, stays as ``run.results``."""
+
+    def _has_hook(self, name: str) -> bool:
+        """Whether the table has a `before_delete`, `prepare_run` or `finish_run` of its own."""
+        return getattr(type(self), name) is not getattr(JobsMixin, name)
 
     def schedule_jobs(
         self,
@@ -90,6 +97,7 @@ class JobsMixin:
         min_scheduling_interval: float | None = None,
         priority: int | None = None,
         due_time: scheduling.DueTime = None,
+        name: str | None = None,
     ) -> Run:
         """Put the keys that are still to be made into the queue.
 
@@ -101,14 +109,17 @@ class JobsMixin:
         *restrictions
             Conditions on key_source, as in `populate`.
         force : bool
-            Also put jobs back that are `error`, `ignore` or `cancelled`. Defaults to False.
+            Also put jobs back that are `error`, `ignore` or `cancelled`; they belong to this run then. Defaults to
+            False.
         min_scheduling_interval : float
             Do nothing if the last scheduling is younger than so many seconds; 0 means always
-            schedule. Defaults to ``dj.config["min_scheduling_interval"]``.
+            schedule. Defaults to ``dj.config["min_scheduling_interval"]``, with a `name` to 0.
         priority : int
             Priority of the new jobs; lower is more urgent. Defaults to the table's.
         due_time : datetime or timedelta
             Not to be run before: a moment with a time zone, or a delay from now on. Defaults to now.
+        name : str
+            What to call the run. One with a name is kept in `~runs` even if there is nothing to do. Defaults to none.
 
         Returns
         -------
@@ -117,7 +128,7 @@ class JobsMixin:
         """
         with self._explained("schedule"):
             queue, keys = self._queue_and_keys(restrictions)
-            return self._schedule(queue, keys, force, min_scheduling_interval, priority, due_time)
+            return self._schedule(queue, keys, force, min_scheduling_interval, priority, due_time, name)
 
     def populate(
         self,
@@ -225,8 +236,8 @@ class JobsMixin:
         dict
             How many jobs were removed: ``orphaned_success`` (the row in this table is gone) and
             ``orphaned_incomplete`` (the key left key_source); how many were ``recovered`` from dead workers; and
-            how many finished jobs were removed because they are older than ``djjobs.settings.retention``
-            (``expired``).
+            how many finished jobs (``expired``) and runs (``runs``) were removed because they are older than
+            ``djjobs.settings.retention``. A clean-up of some jobs leaves the runs alone.
         """
         with self._explained("clean up"):
             queue, keys = self._queue_and_keys(())
@@ -251,7 +262,9 @@ class JobsMixin:
                 )
             queue, keys = self._queue_and_keys(restrictions)
             keys.insist_on_known_keys()
-            known = scheduling.set_status(queue, keys, ("scheduled", "error", "cancelled"), "ignore")
+            known = scheduling.set_status(
+                queue, keys.table.table_name, keys.chosen_sql, ("scheduled", "error", "cancelled"), "ignore"
+            )
             return known + scheduling.insert_new(queue, keys, "ignore", self._priority())
 
     def cancel_jobs(self, *restrictions: Any, force: bool = False) -> int:
@@ -310,12 +323,16 @@ class JobsMixin:
         interval: float | None = None,
         priority: int | None = None,
         due_time: scheduling.DueTime = None,
+        name: str | None = None,
     ) -> Run:
-        name = f"min_scheduling_interval for {table_label(self)}"
-        interval = settings.min_scheduling_interval if interval is None else check_seconds(name, interval)
-        return scheduling.schedule(
-            queue, keys, priority=self._priority(priority), interval=interval, force=force, due_time=due_time
+        if interval is None:
+            interval = settings.min_scheduling_interval if name is None else 0.0
+        interval = check_seconds(f"min_scheduling_interval for {table_label(self)}", interval)
+        priority = self._priority(priority)
+        scheduled = scheduling.schedule(
+            queue, keys, priority=priority, interval=interval, force=force, due_time=due_time, name=name
         )
+        return Run(queue, scheduled.run_id, scheduled.count, scheduled.rate_limited)
 
     def _priority(self, priority: int | None = None) -> int:
         for choice in (priority, self.priority):

@@ -11,9 +11,9 @@ from .compat import AccessError, datajoint_api
 from .database import Database, explained
 from .errors import DjJobsError
 from .settings import settings
-from .tables import JSON_COLUMNS, UNFINISHED_MARK, VERSION_MARK, JobControl, Jobs, Workers, job_columns
+from .tables import JSON_COLUMNS, UNFINISHED_MARK, VERSION_MARK, JobControl, Jobs, Runs, Workers, job_columns
 
-__all__ = ["Queue", "jobs", "workers"]
+__all__ = ["Queue", "jobs", "queue_of", "workers"]
 
 #: `~jobs` as DataJoint 0.14 declares it.
 _LEGACY_COLUMNS = frozenset(
@@ -22,7 +22,7 @@ _LEGACY_COLUMNS = frozenset(
 
 
 class Queue:
-    """`~jobs`, `~jobs_control` and `~workers` of one schema.
+    """`~jobs`, `~jobs_control`, `~workers` and `~runs` of one schema.
 
     One object for a connection and a schema: get it with `Queue.of`.
     """
@@ -34,6 +34,7 @@ class Queue:
         self.jobs = Jobs(connection, database)
         self.control = JobControl(connection, database)
         self.workers = Workers(connection, database)
+        self.runs = Runs(connection, database)
         self._user: str | None = None
 
     @classmethod
@@ -58,15 +59,21 @@ class Queue:
         self._insist_on_version()
         datajoint_api.mark_json(self.jobs, JSON_COLUMNS)
         datajoint_api.mark_json(self.workers, Workers.json_columns)
+        datajoint_api.mark_json(self.runs, Runs.json_columns)
 
     def _is_complete(self) -> bool:
-        others = self.control.is_declared and self.workers.is_declared
+        others = self.control.is_declared and self.workers.is_declared and self.runs.is_declared
         return others and self.jobs.is_declared and version_of(self.jobs) != "unfinished"
 
     def _declare(self) -> None:
         if self.jobs.is_declared and version_of(self.jobs) == "unfinished":
             # Whoever declared it died on the way; nobody can have put a job into it.
             self.jobs.drop_quick()
+        if not self.runs.is_declared:
+            # Before `~jobs`, whose comment says when all is there.
+            self.runs.declare()
+            if self.engine.after_declare_runs:
+                self.execute(self.engine.after_declare_runs)
         if not self.jobs.is_declared:
             self.jobs = Jobs(self.db.connection, self.database)
             self.jobs.declare()
@@ -112,6 +119,7 @@ class Queue:
             "jobs": self.jobs.full_table_name,
             "control": self.control.full_table_name,
             "workers": self.workers.full_table_name,
+            "runs": self.runs.full_table_name,
         }
         return self.engine.render(statement, **{**tables, **parts})
 
@@ -157,7 +165,8 @@ def _comment(jobs: Jobs) -> str:
     return (jobs.heading.table_status or {}).get("comment") or ""
 
 
-def _queue_of(schema: Any) -> Queue:
+def queue_of(schema: Any) -> Queue:
+    """The queue of an activated schema."""
     if not getattr(schema, "database", None):
         raise DjJobsError(f"{schema!r} is not an activated schema. Pass the dj.Schema object of the pipeline.")
     return Queue.of(schema.connection, schema.database)
@@ -171,7 +180,7 @@ def jobs(schema: Any) -> Jobs:
     schema : dj.Schema
         An activated schema.
     """
-    return _queue_of(schema).jobs
+    return queue_of(schema).jobs
 
 
 def workers(schema: Any) -> Workers:
@@ -182,4 +191,4 @@ def workers(schema: Any) -> Workers:
     schema : dj.Schema
         An activated schema.
     """
-    return _queue_of(schema).workers
+    return queue_of(schema).workers

@@ -11,13 +11,17 @@ import mmap
 import struct
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 from .claiming import Job
 from .errors import DjJobsError, JobCancelled, JobTimeout
 from .stopping import Stop
+
+if TYPE_CHECKING:
+    from .run import Run
 
 __all__ = ["CurrentJob", "Desk", "Page", "Started", "current_job"]
 
@@ -107,6 +111,12 @@ class CurrentJob:
         self.key, self.attempt, self.priority = job.key, job.attempt + 1, job.priority
         self._job, self._page = job, page
         self._cancelled = False
+        self._find_run: Callable[[], Run | None] = lambda: None
+
+    @property
+    def run(self) -> Run | None:
+        """The run that the job belongs to, with its `details`; None if it was put into the queue without one."""
+        return self._find_run()
 
     @property
     def cancelled(self) -> bool:
@@ -178,6 +188,12 @@ class Desk:
                 self._current = _here.job = None
                 self._stop.forget_interrupt()
             self._page.write(None)
+
+    def start_the_clock(self) -> None:
+        """The job begins only now: what was before does not count for its time-out."""
+        started = self._page.read()
+        if started is not None:
+            self._page.write(replace(started, since=time.monotonic()))
 
     def has_yielded(self) -> None:
         """make() was interrupted and is over."""

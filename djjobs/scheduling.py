@@ -5,18 +5,30 @@ from __future__ import annotations
 import datetime
 import hashlib
 import re
+import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
+from unicodedata import category
 
 from .errors import DjJobsError
 from .identity import process_id
 from .keys import Keys
 from .queue import Queue
-from .run import Run
 from .settings import settings
+from .tables import RUN_NAME_LENGTH
 
-__all__ = ["DueTime", "insert_new", "is_scheduling", "put_back", "put_back_unmade", "schedule", "set_status"]
+__all__ = [
+    "DueTime",
+    "Scheduled",
+    "insert_new",
+    "is_scheduling",
+    "put_back",
+    "put_back_unmade",
+    "schedule",
+    "set_status",
+]
 
 #: A moment with a time zone, or a delay by the server's clock, or now.
 DueTime = datetime.datetime | datetime.timedelta | None
@@ -25,6 +37,19 @@ DueTime = datetime.datetime | datetime.timedelta | None
 _ALL = ""
 #: How long the control table remembers a scheduling under restrictions.
 _REMEMBERED = 3600
+#: The ids of runs are below this, so that JSON and floats hold them exactly.
+_RUN_IDS = 2**53
+#: What a line of text has none of: controls, ends of lines, and halves of characters.
+_NO_TEXT = ("Cc", "Cs", "Zl", "Zp")
+
+
+@dataclass(frozen=True)
+class Scheduled:
+    """What a scheduling did; without a run if there was nothing to do and nobody named it."""
+
+    run_id: int | None = None
+    count: int = 0
+    rate_limited: bool = False
 
 
 def schedule(
@@ -35,16 +60,18 @@ def schedule(
     interval: float,
     force: bool = False,
     due_time: DueTime = None,
-) -> Run:
-    """Put every key that needs a job into the queue, unless that was done just now."""
+    name: str | None = None,
+) -> Scheduled:
+    """Put every key that needs a job into the queue, as one run, unless that was done just now."""
+    _due_parameter(due_time, keys.label)
+    _check_name(name, keys.label)
     # A scheduling of all keys makes one of some keys needless.
     if interval and not force and keys.restricted and _is_scheduled(queue, keys.table.table_name, _ALL, interval):
-        return Run(rate_limited=True)
+        return Scheduled(rate_limited=True)
     with _turn_to_schedule(queue, keys.table.table_name, _scope(keys, force), interval) as mine:
         if not mine:
-            return Run(rate_limited=True)
-        put_back_count = put_back(queue, keys, ("error", "ignore", "cancelled"), due_time) if force else 0
-        return Run(scheduled=put_back_count + insert_new(queue, keys, "scheduled", priority, due_time))
+            return Scheduled(rate_limited=True)
+        return _NewRun(queue, keys, name or "", due_time).fill(priority, force)
 
 
 def is_scheduling(queue: Queue, table_name: str) -> bool:
@@ -52,11 +79,19 @@ def is_scheduling(queue: Queue, table_name: str) -> bool:
     return bool(queue.ask(queue.engine.is_scheduling, table=table_name))
 
 
-def insert_new(queue: Queue, keys: Keys, status: str, priority: int, due_time: DueTime = None) -> int:
+def insert_new(queue: Queue, keys: Keys, status: str, priority: int) -> int:
     """Insert the keys that are neither in the target nor in the queue; return how many."""
+    parameters = {"table": keys.table.table_name, "priority": priority, "run": None, **queue.signature()}
+    inserted = queue.db.change(_insert_sql(queue, keys, status, None), **parameters)
+    if inserted:
+        queue.announce()
+    return inserted
+
+
+def _insert_sql(queue: Queue, keys: Keys, status: str, due_time: DueTime) -> str:
     engine = queue.engine
     due, turn = _due_and_turn(queue, due_time, "%(priority)s")
-    sql = queue.sql(
+    return queue.sql(
         engine.schedule_new,
         source=keys.source_sql,
         target=keys.target.full_table_name,
@@ -70,40 +105,103 @@ def insert_new(queue: Queue, keys: Keys, status: str, priority: int, due_time: D
         numbered=engine.numbered.format(order=keys.order_sql("source")),
         microseconds=engine.microseconds(engine.place.format(order=keys.order_sql("todo"))),
     )
-    parameters = {
-        "table": keys.table.table_name,
-        "priority": priority,
-        "due_time": _due_parameter(due_time, keys.label),
-    }
-    inserted = queue.db.change(sql, **parameters, **queue.signature())
-    if inserted:
-        queue.announce()
-    return inserted
 
 
-def put_back(queue: Queue, keys: Keys, statuses: tuple[str, ...], due_time: DueTime = None) -> int:
+class _NewRun:
+    """A run in the making: it appears together with its jobs, or not at all."""
+
+    def __init__(self, queue: Queue, keys: Keys, name: str, due_time: DueTime) -> None:
+        self._queue, self._keys, self._name, self._due_time = queue, keys, name, due_time
+        self._run_id = secrets.randbelow(_RUN_IDS - 1) + 1
+        self._tried = False
+        self._parameters = {
+            "table": keys.table.table_name,
+            "run": self._run_id,
+            "due_time": _due_parameter(due_time, keys.label),
+            **queue.signature(),
+        }
+
+    def fill(self, priority: int, force: bool) -> Scheduled:
+        """Put the jobs into the queue."""
+        count = self._queue.db.retry(lambda: self._try(priority, force))
+        if count:
+            self._queue.announce()
+        return Scheduled(self._run_id if count or self._name else None, count)
+
+    def _try(self, priority: int, force: bool) -> int:
+        queue, insert = self._queue, _insert_sql(self._queue, self._keys, "scheduled", self._due_time)
+        if self._tried:
+            # The commit may have got through, though the server's answer did not.
+            row = queue.execute(queue.engine.total_of_run, run=self._run_id).fetchone()
+            if row is not None:
+                return row[0]
+        self._tried = True
+        with queue.db.transaction():
+            count = self._move_here(("error", "ignore", "cancelled")) if force else 0
+            count += queue.db.execute(insert, **self._parameters, priority=priority).rowcount
+            if count or self._name:
+                self._add(count)
+        return count
+
+    def _move_here(self, statuses: tuple[str, ...]) -> int:
+        """Put back jobs of these statuses; they leave the runs that they were in."""
+        queue, engine, chosen = self._queue, self._queue.engine, self._keys.chosen_sql
+        parameters = {**self._parameters, "statuses": statuses}
+        leaving = queue.db.execute(queue.sql(engine.count_leaving, chosen=chosen), **parameters).fetchall()
+        for run_id, count in leaving:
+            queue.execute(engine.shrink_run, run=run_id, count=count)
+        due, turn = _due_and_turn(queue, self._due_time, "priority")
+        changes = queue.sql(engine.put_back_in_run, due=due, turn=turn)
+        sql = queue.sql(engine.change_chosen, changes=changes, chosen=chosen, also="")
+        return queue.db.execute(sql, **parameters).rowcount
+
+    def _add(self, count: int) -> None:
+        due, _ = _due_and_turn(self._queue, self._due_time, "priority")
+        about = {
+            "name": self._name,
+            "restriction": self._keys.restriction_text,
+            "total": count,
+            "finish": int(bool(count) and self._keys.table._has_hook("finish_run")),
+        }
+        self._queue.db.execute(self._queue.sql(self._queue.engine.add_run, due=due), **self._parameters, **about)
+
+
+def put_back(queue: Queue, keys: Keys, statuses: tuple[str, ...]) -> int:
     """Make jobs of these statuses `scheduled` again, keeping what they tell of earlier attempts."""
-    due, turn = _due_and_turn(queue, due_time, "priority")
-    changes = queue.sql(queue.engine.put_back, due=due, turn=turn)
-    return _change(queue, keys, changes, statuses, keys.chosen_sql, due_time=_due_parameter(due_time, keys.label))
+    return _put_back(queue, keys, statuses, keys.chosen_sql)
 
 
 def put_back_unmade(queue: Queue, keys: Keys) -> int:
     """Make jobs `scheduled` again that succeeded, but whose row has left the target."""
+    return _put_back(queue, keys, ("success",), keys.todo_sql)
+
+
+def _put_back(queue: Queue, keys: Keys, statuses: tuple[str, ...], chosen: str) -> int:
+    """Their runs go on, and begin to if they were called off."""
+    engine, parameters = queue.engine, {"table": keys.table.table_name, "statuses": statuses}
     due, turn = _due_and_turn(queue, None, "priority")
-    changes = queue.sql(queue.engine.put_back, due=due, turn=turn)
-    return _change(queue, keys, changes, ("success",), keys.todo_sql)
+    reopen = queue.sql(engine.reopen_runs, chosen=chosen)
+    changes = queue.sql(engine.put_back, due=due, turn=turn)
+    change = queue.sql(engine.change_chosen, changes=changes, chosen=chosen, also="")
+
+    def attempt() -> int:
+        with queue.db.transaction():
+            queue.db.execute(reopen, **parameters)
+            return queue.db.execute(change, **parameters).rowcount
+
+    changed = queue.db.retry(attempt)
+    if changed:
+        queue.announce()
+    return changed
 
 
-def set_status(queue: Queue, keys: Keys, statuses: tuple[str, ...], status: str) -> int:
-    """Give jobs of these statuses another one."""
+def set_status(
+    queue: Queue, table_name: str, chosen: str, statuses: tuple[str, ...], status: str, also: str = "", **also_by: Any
+) -> int:
+    """Give the chosen jobs of these statuses another one, if something else holds as well."""
     changes = queue.sql(queue.engine.set_status, status=status)
-    return _change(queue, keys, changes, statuses, keys.chosen_sql)
-
-
-def _change(queue: Queue, keys: Keys, changes: str, statuses: tuple[str, ...], chosen: str, **parameters: Any) -> int:
-    sql = queue.sql(queue.engine.change_chosen, changes=changes, chosen=chosen, also="")
-    changed = queue.db.change(sql, table=keys.table.table_name, statuses=statuses, **parameters)
+    sql = queue.sql(queue.engine.change_chosen, changes=changes, chosen=chosen, also=also)
+    changed = queue.db.change(sql, table=table_name, statuses=statuses, **also_by)
     if changed:
         queue.announce()
     return changed
@@ -132,6 +230,17 @@ def _due_parameter(due_time: DueTime, label: str) -> Any:
             "for example timedelta(hours=2)."
         )
     return due_time.astimezone(datetime.timezone.utc).replace(tzinfo=None)
+
+
+def _check_name(name: Any, label: str) -> None:
+    if name is None:
+        return
+    if not isinstance(name, str) or not name.strip() or any(category(sign) in _NO_TEXT for sign in name):
+        raise DjJobsError(f'The name of a run of {label} must be a line of text, as in "rerun m1", not {name!r}.')
+    if len(name) > RUN_NAME_LENGTH:
+        raise DjJobsError(
+            f"The name of a run of {label} may have {RUN_NAME_LENGTH} characters; {name[:20]!r}... has {len(name)}."
+        )
 
 
 def _scope(keys: Keys, force: bool) -> str:

@@ -114,8 +114,8 @@ class Settings:
         How many seconds a worker that is to stop lets running jobs go on, and how many a make() has to
         yield when it is interrupted. Defaults to 5.
     retention : float
-        Finished jobs older than so many seconds go with `cleanup_jobs`, unless they keep a key from being made again.
-        Defaults to 30 days.
+        Finished jobs and runs older than so many seconds go with `cleanup_jobs`, unless they keep a key from being
+        made again. Defaults to 30 days.
     reconnect_timeout : float
         How long a populate waits for a server that went away in the middle of its work. Defaults to 60.
     """

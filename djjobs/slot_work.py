@@ -50,7 +50,7 @@ class SlotWork:
         self._benches, self._options, self._budget = shared.benches, shared.options, shared.budget
         self._line, self._deadline, self._longest = line, shared.deadline, shared.longest
         self._to_clean = list(shared.to_clean)
-        claimant = shared.claimant.for_slot(number)
+        self._claimant = claimant = shared.claimant.for_slot(number)
         self._claims = [Claims(b.queue, b.keys, self._options.order, None, claimant) for b in self._benches]
         self._paces = [Pace() for _ in self._benches]
         self._jobs_done = 0
@@ -76,16 +76,17 @@ class SlotWork:
             stop.check()
             if self._is_late():
                 self._line.send("retired")
-                return
+                break
             room = self._budget.take(1)
             if not room:
-                return
+                break
             self._budget.put_back(room)
             if self._look(stop):
                 continue
             wait = self._options.drain and any(bench.has_retries() for bench in self._benches)
             self._line.send("waiting" if wait else "idle")
             self._line.wait_until_called(stop)
+        self._see_to_runs(stop)
 
     def _look(self, stop: Stop) -> bool:
         """Run what is there for the first table that has jobs; schedule if none has. Whether there were any."""
@@ -96,7 +97,12 @@ class SlotWork:
             bench.schedule(at_once=self._options.drain or self._options.once)
             if self._run_some(bench, stop):
                 return True
+        self._see_to_runs(stop)
         return False
+
+    def _see_to_runs(self, stop: Stop) -> None:
+        for executor in self._executors:
+            executor.runs.look(self._claimant, stop)
 
     def _run_some(self, bench: Bench, stop: Stop) -> bool:
         number = bench.number
@@ -111,13 +117,13 @@ class SlotWork:
         try:
             while jobs and not self._budget.ended and not self._is_used_up() and self._fits(number):
                 stop.check()
-                self._run(bench, jobs.pop(0), stop)
+                self._run(bench, jobs.pop(0), jobs, stop)
         finally:
             self._budget.put_back(len(jobs))
             bench.finisher.give_back(jobs)
         return True
 
-    def _run(self, bench: Bench, job: Job, stop: Stop) -> None:
+    def _run(self, bench: Bench, job: Job, rest: list[Job], stop: Stop) -> None:
         name = bench.finisher.name
         about = {"table": name, "key": job.key}
         logger.info("%s %s started", name, job.key, extra={**about, "event": "job started"})
@@ -129,6 +135,7 @@ class SlotWork:
             self._budget.refund_call()
         _log(name, outcome)
         self._line.report(outcome)
+        self._executors[bench.number].runs.job_over(job, rest, stop)
 
     def _is_used_up(self) -> bool:
         most = self._options.max_jobs_per_process

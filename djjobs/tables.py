@@ -1,4 +1,4 @@
-"""The tables of a queue, as ordinary DataJoint tables: `~jobs`, `~jobs_control` and `~workers`."""
+"""The tables of a queue, as ordinary DataJoint tables: `~jobs`, `~jobs_control`, `~workers` and `~runs`."""
 
 from __future__ import annotations
 
@@ -13,17 +13,22 @@ from .sql import Engine
 
 __all__ = [
     "ERROR_MESSAGE_LENGTH",
+    "RESTRICTION_LENGTH",
+    "RUN_NAME_LENGTH",
     "STATUSES",
     "UNFINISHED_MARK",
     "VERSION_MARK",
     "JobControl",
     "Jobs",
+    "Runs",
     "Workers",
     "job_columns",
 ]
 
 STATUSES = ("scheduled", "reserved", "error", "ignore", "success", "cancelled")
 ERROR_MESSAGE_LENGTH = 2047
+RUN_NAME_LENGTH = 255
+RESTRICTION_LENGTH = 1000
 #: Opens the comment of `~jobs` once all of it is there; a later version will know ours by this.
 VERSION_MARK = "djjobs queue, version 1"
 #: Opens it until then.
@@ -66,7 +71,7 @@ def job_definition() -> str:
     progress=null : {json}  # how far the running job is
     run_id=null : {big}  # the run that it belongs to
     index (table_name, status, turn, due_time)
-    index (run_id)
+    index (run_id, status)
     """.format(
         mark=UNFINISHED_MARK,
         statuses=statuses,
@@ -201,3 +206,48 @@ class Workers(QueueTable):
         cluster_job="" : varchar(255)  # the cluster's number for it
         calls=0 : {big}  # how often it was asked to look for requests
         """.format(database=self.database, **datajoint_api.types)
+
+
+class Runs(QueueTable):
+    """`~runs`: what each scheduling put into the queue, and what its table's hooks made of it."""
+
+    _name = "~runs"
+    json_columns = ("details", "results")
+
+    @property
+    def definition(self) -> str:
+        return """# djjobs: the runs of {database}; all times are UTC
+        run_id : {big}
+        ---
+        table_name : varchar(255)  # the table whose jobs these are
+        name="" : varchar({name_length})  # what whoever asked for it calls it
+        restriction="" : varchar({restriction_length})  # which keys were asked for
+        user="" : varchar(255)  # the database user who asked
+        host="" : varchar(255)
+        pid=0 : {big}
+        created=null : datetime(6)
+        due_time=null : datetime(6)  # its jobs are not run before
+        total=0 : {whole}  # how many jobs it put into the queue
+        cancel_time=null : datetime(6)  # when it was called off
+        retry_time=null : datetime(6)  # when jobs of it were put back by hand
+        ended_time=null : datetime(6)  # when it was seen to be over
+        details=null : {json}  # what prepare_run returned
+        results=null : {json}  # what finish_run returned
+        error="" : varchar({error_message_length})  # what finish_run failed with
+        prepared_time=null : datetime(6)  # when prepare_run was over
+        prepare_worker=null : char(36)  # who calls it
+        prepare_claim=null : {big}  # by which claim
+        prepare_job=null : char(32)  # in the name of which job
+        finish=0 : {small}  # 1 as long as finish_run is to be called
+        finish_worker=null : char(36)  # who calls it
+        finish_claim=null : {big}  # by a claim number of which slot
+        finish_since=null : datetime(6)
+        finish_tries=0 : {whole}  # how often it was called
+        index (table_name, ended_time)
+        """.format(
+            database=self.database,
+            name_length=RUN_NAME_LENGTH,
+            restriction_length=RESTRICTION_LENGTH,
+            error_message_length=ERROR_MESSAGE_LENGTH,
+            **datajoint_api.types,
+        )

@@ -90,13 +90,16 @@ def work(
                 begin()
                 while claimed:
                     stop.check()
+                    job = claimed.pop(0)
                     with pace.timing():
-                        outcome = executor.run(claimed.pop(0), stop)
+                        outcome = executor.run(job, stop)
                     if not outcome.made and outcome.error is None:
                         budget.refund_call()
                     report(outcome)
+                    executor.runs.job_over(job, claimed, stop)
                     if outcome.error is not None and outcome.retry_in is None and not options.suppress_errors:
                         raise MakeFailed(outcome.error)
+            executor.runs.look(claims.claimant, stop, begin)
             stop.check()
         finally:
             executor.finisher.give_back(claimed)

@@ -15,7 +15,7 @@ from djjobs.claiming import Claims, Job
 from djjobs.keys import Keys
 from djjobs.queue import Queue
 
-NOTHING = {"orphaned_success": 0, "orphaned_incomplete": 0, "recovered": 0, "expired": 0}
+NOTHING = {"orphaned_success": 0, "orphaned_incomplete": 0, "recovered": 0, "expired": 0, "runs": 0}
 
 
 @pytest.fixture(scope="module")

@@ -8,6 +8,7 @@ import json
 import logging
 import os
 import pty
+import re
 import secrets
 import subprocess
 import sys
@@ -19,6 +20,7 @@ import datajoint as dj
 import pytest
 from click.testing import CliRunner
 from conftest import GENERATION
+from helpers import wait_for
 from pipelines import INT, job_counts, rows_of, sessions
 
 import djjobs as djjobs_package
@@ -31,7 +33,7 @@ from djjobs.worker import WorkerOptions
 # What a command does with its words is the same on every engine; test_worker runs the longest of them on all.
 pytestmark = pytest.mark.only(engines=("postgresql",) if GENERATION == 2 else ("mysql",))
 
-LOOKING = ["worker", "status", "jobs", "workers"]
+LOOKING = ["worker", "status", "jobs", "runs", "workers"]
 CHANGING = ["schedule-jobs", "retry", "ignore", "cancel", "cleanup"]
 COMMANDS = [*LOOKING, *CHANGING, "check", "migrate", "demo"]
 
@@ -347,7 +349,10 @@ def test_jobs_are_chosen_by_key_restriction_and_row(busy: Folder) -> None:
 def test_jobs_are_scheduled_as_from_a_crontab(folder: Folder) -> None:
     done = folder.run("schedule-jobs", folder.name)
     assert (done.returncode, done.stdout) == (0, "Spectrum: 4 jobs scheduled\nPeaks: 0 jobs scheduled\n")
-    assert folder.run("schedule-jobs", folder.name, "--json").stdout == '{\n  "Spectrum": 0,\n  "Peaks": 0\n}\n'
+    nothing = {"run_id": None, "jobs_scheduled": 0}
+    assert json.loads(folder.run("schedule-jobs", folder.name, "--json").stdout) == dict.fromkeys(
+        ("Spectrum", "Peaks"), nothing
+    )
     folder.module.Session.insert([{"subject": "m8", "session": n, "day": n} for n in (8, 9)])
     target = f"{folder.name}:Spectrum"
     done = folder.run("schedule-jobs", target, "--restrict", "session = 9", "--priority", "1", "--delay", "2h")
@@ -355,6 +360,59 @@ def test_jobs_are_scheduled_as_from_a_crontab(folder: Folder) -> None:
     (row,) = [row for row in rows_of(folder.module.Spectrum.jobs) if row["key"]["session"] == 9]
     assert (row["priority"], row["turn"], row["due_time"] > row["created_time"]) == (1, None, True)
     assert "--restrict" in complaint(folder.run("schedule-jobs", target, "--restrict", ""))
+
+
+def test_a_run_is_named_listed_looked_at_and_called_off(folder: Folder) -> None:
+    target = f"{folder.name}:Spectrum"
+    options = ["--restrict", "session < 3", "--name", "rerun m1", "--due", "2035-01-31T18:00+01:00"]
+    done = folder.run("schedule-jobs", target, *options)
+    number = re.fullmatch(r"Spectrum: 3 jobs scheduled \(run (\d+)\)\n", done.stdout)
+    assert number, (done.stdout, done.stderr)
+    run_id = int(number[1])
+    (line,) = folder.run("runs", folder.name).stdout.splitlines()[1:]
+    assert line.split("  ")[0] == str(run_id)
+    for word in ("rerun m1", "__spectrum", "2035-01-31 17:00:00", "pending", "0/3"):
+        assert word in line
+    assert folder.run("runs", folder.schema.database, "--state", "done", "--json").stdout == "[]\n"
+    (listed,) = json.loads(folder.run("runs", folder.schema.database, "--state", "pending", "--json").stdout)
+    assert (listed["run_id"], listed["scheduled"], listed["due_time"]) == (run_id, 3, "2035-01-31T17:00:00Z")
+    assert "progress:     total 3, scheduled 3" in folder.run("runs", folder.name, str(run_id)).stdout
+    done = folder.run("cancel", target, "--run", str(run_id))
+    assert done.stdout == f"Run {run_id}: 3 jobs cancelled or asked to stop\n"
+    about = json.loads(folder.run("runs", folder.name, str(run_id), "--json").stdout)
+    assert (about["state"], about["name"], about["progress"]["cancelled"]) == ("cancelled", "rerun m1", 3)
+    again = json.loads(folder.run("cancel", folder.schema.database, "--run", str(run_id), "--json").stdout)
+    assert again == {"run_id": run_id, "cancelled": 0, "state": "cancelled"}
+
+
+def test_to_wait_for_a_run_is_to_wait_for_workers(folder: Folder) -> None:
+    target = f"{folder.name}:Spectrum"
+    command = [sys.executable, "-m", "djjobs.cli", "schedule-jobs", target, "--wait", "--json"]
+    waiting = subprocess.Popen(command, cwd=folder.path, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+    with waiting:
+        wait_for(lambda: job_counts(folder.module.Spectrum) == {"scheduled": 4})
+        folder.module.Spectrum.populate(reserve_jobs=True, suppress_errors=True, schedule_jobs=False)
+        told = json.loads(waiting.communicate(timeout=60)[0])["Spectrum"]
+    assert (waiting.returncode, told["state"], told["done"], told["error"]) == (1, "done", 3, 1)
+
+
+def test_bad_input_about_runs_is_told_in_one_line(folder: Folder) -> None:
+    target, many = f"{folder.name}:Spectrum", "x" * 256
+    for words, says in {
+        ("schedule-jobs", target, "--due", "2035-01-31T18:00"): "no time zone",
+        ("schedule-jobs", target, "--due", "tomorrow"): "no date and time",
+        ("schedule-jobs", target, "--due", "2035-01-31T18:00Z", "--delay", "2h"): "give one of them",
+        ("schedule-jobs", target, "--name", many): "255 characters",
+        ("runs", folder.schema.database, "4711"): "no run 4711",
+        ("runs", folder.schema.database, "m1"): "m1",
+        ("cancel", folder.schema.database, "--run", "4711"): "no run 4711",
+        ("cancel", target, "--run", "4711", "--restrict", "session = 1"): "a whole run",
+    }.items():
+        done = folder.run(*words)
+        lines = [line for line in done.stderr.splitlines() if line != "imported"]
+        assert (done.returncode, done.stdout, len(lines)) == (2, "", 1), (words, done.stderr)
+        assert says in lines[0]
+    assert len(folder.module.Spectrum.jobs) == 0
 
 
 def test_keys_are_ignored_and_orphans_cleaned_up(busy: Folder) -> None:

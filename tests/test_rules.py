@@ -168,7 +168,7 @@ class Model:
         for number in unmade + sourceless:
             del self.rows[number]
         counts = {"orphaned_success": len(unmade), "orphaned_incomplete": len(sourceless)}
-        return {**counts, "recovered": recovered, "expired": 0}
+        return {**counts, "recovered": recovered, "expired": 0, "runs": 0}
 
     # -- what workers do ------------------------------------------------------------------------------------
 

@@ -526,7 +526,7 @@ def test_a_worker_says_who_it_is_and_signs_off(lab: Lab) -> None:
     assert made(lab.First()) == [1, 2], "the running job may end, and no other is begun"
     assert statuses(lab.First) == {3: "scheduled"}
     lines = [json.loads(line) for line in worker.log.splitlines()]
-    told = [(line["event"], line["table"], line["key"]) for line in lines if "table" in line]
+    told = [(line["event"], line["table"], line["key"]) for line in lines if "key" in line]
     for n in (1, 2):
         assert told.index(("job started", "First", {"n": n})) < told.index(("job done", "First", {"n": n}))
     assert all(line["seconds"] >= 0 for line in lines if line["event"] == "job done")

@@ -15,6 +15,7 @@ from .check import check
 from .demo import demo
 from .jobs import jobs
 from .migrate import migrate
+from .runs import runs
 from .schedule import schedule_jobs
 from .status import status
 from .worker import worker
@@ -51,7 +52,7 @@ def main(context: click.Context) -> None:
 
 
 _COMMANDS = (
-    (worker, status, jobs, workers),
+    (worker, status, jobs, runs, workers),
     (schedule_jobs, retry, ignore, cancel, cleanup),
     (check, migrate, demo),
 )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NoReturn
 
 import click
 import datajoint as dj
@@ -12,11 +12,13 @@ import datajoint as dj
 from ..database import explained
 from ..errors import JobNotCancellable
 from ..keys import table_label
+from ..run import Run
 from . import completion
 from .options import explaining_targets
 from .output import as_json_option, counted, print_json
+from .runs import find_run
 from .selection import Selection, selecting
-from .targets import tables_of
+from .targets import schemas_of, tables_of
 
 __all__ = ["cancel", "cleanup", "ignore", "retry"]
 
@@ -76,7 +78,8 @@ def ignore(target: str, selection: Selection, yes: bool, as_json: bool) -> None:
 @click.command()
 @_changing
 @click.option("--force", is_flag=True, help="Stop running jobs now: interrupt them, then kill.")
-def cancel(target: str, selection: Selection, yes: bool, as_json: bool, force: bool) -> None:
+@click.option("--run", "run_id", type=int, help="The run with this id, and all jobs of it that are not over.")
+def cancel(target: str, selection: Selection, yes: bool, as_json: bool, force: bool, run_id: int | None) -> None:
     """Call jobs off. They stay `cancelled` until they are retried.
 
     Scheduled jobs are called off at once. A running job is asked to stop and does so at its next
@@ -88,7 +91,13 @@ def cancel(target: str, selection: Selection, yes: bool, as_json: bool, force: b
     Examples:
       djjobs cancel my_pipeline.analysis:Spectrum --key subject=m1
       djjobs cancel my_pipeline.analysis --yes --force
+      djjobs cancel my_pipeline.analysis --run 4823071
     """
+    if run_id is not None:
+        if selection:
+            raise click.UsageError("--run is about a whole run: leave out --restrict, --key and --where.")
+        _cancel_run(find_run(schemas_of(target.partition(":")[0]), run_id), force, yes, as_json)
+        return
     options = {"force": True} if force else {}
     change = _Change("Cancel", "cancelled or asked to stop", selection, yes, as_json)
     change.run(
@@ -119,6 +128,22 @@ def cleanup(target: str, selection: Selection, yes: bool, as_json: bool) -> None
         lambda table: len(selection.jobs(table)),
         lambda table, restrictions: table.cleanup_jobs(*restrictions),
     )
+
+
+def _cancel_run(run: Run, force: bool, yes: bool, as_json: bool) -> None:
+    count = run.progress().open
+    if not yes and _on_terminal() and count > 1 and not click.confirm(f"Cancel {count} jobs?", err=True):
+        _leave_alone()
+    cancelled = run.cancel(force=force)
+    if as_json:
+        print_json({"run_id": run.run_id, "cancelled": cancelled, "state": run.state})
+    else:
+        click.echo(f"Run {run.run_id}: {counted(cancelled, 'job')} cancelled or asked to stop")
+
+
+def _leave_alone() -> NoReturn:
+    click.echo("Nothing was changed.", err=True)
+    sys.exit(1)
 
 
 class _Change:
@@ -171,8 +196,7 @@ class _Change:
         total = sum(count(table) for table in tables)
         names = ", ".join(table.__name__ for table in tables)
         if total > 1 and not click.confirm(f"{self._verb} {total} jobs of {names}?", err=True):
-            click.echo("Nothing was changed.", err=True)
-            sys.exit(1)
+            _leave_alone()
 
     def _line(self, result: Any) -> str:
         if isinstance(result, dict):

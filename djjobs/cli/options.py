@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import datetime
 import re
 from collections.abc import Callable
 from typing import Any
 
 import click
 
-__all__ = ["Condition", "Duration", "NameValue", "explaining_targets"]
+__all__ = ["Condition", "Duration", "Moment", "NameValue", "explaining_targets"]
 
 _TARGETS = (
     "TARGET is a module: all tables with the djjobs mixin that the module itself defines, or a package collects from"
@@ -45,6 +46,23 @@ class Duration(click.ParamType):
                 f"{value!r} is not a duration. Write seconds, or as in 90m, 2h, 12:00:00, 1-12:00:00.", param, ctx
             )
         return seconds
+
+
+class Moment(click.ParamType):
+    """A date and time with a time zone, as ISO 8601 writes it."""
+
+    name = "time"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> datetime.datetime:
+        if isinstance(value, datetime.datetime):
+            return value
+        try:
+            moment = datetime.datetime.fromisoformat(re.sub(r"[zZ]$", "+00:00", str(value).strip()))
+        except ValueError:
+            self.fail(f"{value!r} is no date and time. Write it as in 2030-01-31T18:00+01:00.", param, ctx)
+        if moment.tzinfo is None:
+            self.fail(f"{value!r} has no time zone. Write it as in 2030-01-31T18:00+01:00, or with a Z.", param, ctx)
+        return moment
 
 
 def parse_duration(text: str) -> float | None:

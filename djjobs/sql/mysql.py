@@ -41,6 +41,7 @@ class MySQL(Engine):
         ALTER TABLE {jobs} DEFAULT CHARACTER SET utf8mb4, {modify_columns},
             RENAME INDEX table_name TO claim_in_order,
             COMMENT = '{comment}'"""
+    after_declare_runs = "ALTER TABLE {runs} CONVERT TO CHARACTER SET utf8mb4"
     # Other indexes fit the WHERE clause too; the optimizer must not pick one of them and sort.
     use_order_index = "FORCE INDEX (claim_in_order)"
     use_primary = "FORCE INDEX (PRIMARY)"
@@ -67,7 +68,7 @@ class MySQL(Engine):
     replace_legacy_columns = """
         ALTER TABLE {jobs} DEFAULT CHARACTER SET utf8mb4, DROP {key}, {columns},
             ADD INDEX claim_in_order (table_name, status, turn, due_time),
-            ADD INDEX (run_id),
+            ADD INDEX (run_id, status),
             COMMENT = '{comment}'"""
     stored_key = "CAST(`key` AS CHAR CHARACTER SET utf8mb4)"
     rehash_legacy_rows = """
@@ -91,6 +92,9 @@ class MySQL(Engine):
 
     def json(self, text: str) -> str:
         return text
+
+    def json_as_text(self, column: str) -> str:
+        return column
 
     @staticmethod
     def _to_json(column: str, kind: str) -> str:

@@ -52,6 +52,9 @@ class PostgreSQL(Engine):
     def json(self, text: str) -> str:
         return f"{text}::jsonb"
 
+    def json_as_text(self, column: str) -> str:
+        return f"{column}::text"
+
     @staticmethod
     def _to_json(column: str, kind: str) -> str:
         if kind == "text":

@@ -46,7 +46,8 @@ class Standing:
         if self._last is not None:
             if not self.schema.connection.is_connected:
                 self.schema.connection.connect()
-            queue = djjobs.jobs(self.schema), JobControl(self.schema.connection, self.schema.database)
+            control = JobControl(self.schema.connection, self.schema.database)
+            queue = djjobs.jobs(self.schema), djjobs.runs(self.schema), control
             for table in (self._last(), *queue, self._last.Number()):
                 table.delete_quick()
         self._last = squares(self.schema, count, make, **members)
