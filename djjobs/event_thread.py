@@ -80,7 +80,7 @@ class _Courier:
         self._connections = _Connections()
         self._agenda = Agenda(self._connections.get)
         self._started = self._asleep = self._busy = self._at_once = False
-        self._waiting = 0
+        self._waiting = self._failures_told = 0
         self._pause = _TOGETHER
 
     def take(self, server: Any, changes: Iterable[Change]) -> None:
@@ -97,14 +97,15 @@ class _Courier:
                 self._news.notify_all()
 
     def flush(self, timeout: float) -> bool:
-        """Wait until everything was acted on; return whether it was, and nothing failed."""
+        """Wait until everything was acted on; return whether it was, and nothing has failed since the last time."""
         deadline = time.monotonic() + timeout
         with self._news:
             self._waiting += 1
             self._news.notify_all()
             done = self._news.wait_for(lambda: self._is_done, deadline - time.monotonic())
             self._waiting -= 1
-        return done and not self._agenda.missed
+            failed, self._failures_told = self._agenda.failures > self._failures_told, self._agenda.failures
+        return done and not failed
 
     @property
     def _is_done(self) -> bool:
@@ -152,11 +153,11 @@ class _Courier:
         return inbox
 
     def _act(self, inbox: dict[tuple[Any, str], Change]) -> None:
-        started = time.monotonic()
+        started, failures = time.monotonic(), self._agenda.failures
         for (server, _), change in inbox.items():
             self._agenda.add(server, [change])
         self._agenda.act(self._at_once)
-        if self._agenda.missed:
+        if self._agenda.failures > failures:
             # The next try begins with a new connection.
             self._connections.close()
         self._pause = min(max(_TOGETHER, 2 * (time.monotonic() - started)), _LONGEST_PAUSE)

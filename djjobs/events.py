@@ -43,7 +43,8 @@ def flush_events(timeout: float = 30.0) -> bool:
     Returns
     -------
     bool
-        Whether everything was done; False if it takes longer or something failed, which the log tells.
+        Whether everything was done; False if it takes longer, or if something has failed since the last call, which
+        the log tells.
     """
     return courier.flush(check_seconds("timeout of flush_events", timeout))
 

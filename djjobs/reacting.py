@@ -62,7 +62,9 @@ class Agenda:
         self._upstream: weakref.WeakKeyDictionary[type, Upstream] = weakref.WeakKeyDictionary()
         self._cleaned: weakref.WeakKeyDictionary[type, float] = weakref.WeakKeyDictionary()
         #: Tables for which something has failed; the next time all of their keys are looked at.
-        self.missed: weakref.WeakSet[type] = weakref.WeakSet()
+        self._missed: weakref.WeakSet[type] = weakref.WeakSet()
+        #: How often something has failed.
+        self.failures = 0
 
     @property
     def is_done(self) -> bool:
@@ -77,7 +79,8 @@ class Agenda:
                 logger.warning(
                     "A change of %s was not acted on: %s", change.table, error, extra={"event": "event failed"}
                 )
-                self.missed.update(registry.tables_at(server))
+                self.failures += 1
+                self._missed.update(registry.tables_at(server))
                 continue
             for table in downstream:
                 if listens(table):
@@ -87,7 +90,7 @@ class Agenda:
         task = self._tasks.get(table) or _Task()
         if change.table != table.full_table_name and change.inserted:
             known = change.keys is not None and self._upstream_of(table).is_told_by_keys_of(change.table)
-            if known and table not in self.missed:
+            if known and table not in self._missed:
                 task.keys = True
             else:
                 task.everything = True
@@ -148,7 +151,8 @@ class Agenda:
             table.__name__,
             extra={"event": "event failed", "table": table.__name__},
         )
-        self.missed.add(table)
+        self.failures += 1
+        self._missed.add(table)
         self._tables.pop(table, None)
         task.keys = task.everything = task.cleanup = False
 
@@ -193,7 +197,7 @@ class Agenda:
             task.not_before = time.monotonic() + settings.min_scheduling_interval
             return
         task.everything, task.put_off = False, 0
-        self.missed.discard(type(table))
+        self._missed.discard(type(table))
         _log("scheduled of all keys", table, task, run.scheduled)
 
     # -- tables --------------------------------------------------------------------------------------------
