@@ -7,7 +7,6 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Iterable
 from multiprocessing.util import Finalize
 from typing import Any
 
@@ -15,9 +14,10 @@ from .compat import datajoint_api
 from .database import Database
 from .outbox import Change, merge_into, server_of
 from .reacting import Agenda
+from .routing import route_over
 from .stopping import start_thread
 
-__all__ = ["courier", "routed"]
+__all__ = ["courier"]
 
 logger = logging.getLogger("djjobs")
 
@@ -27,18 +27,6 @@ _TOGETHER, _LONGEST_PAUSE = 0.2, 5.0
 _IDLE = 30.0
 #: How long a process that ends waits for what is still to be done.
 _AT_EXIT = 5.0
-
-_here = threading.local()
-
-
-def routed(connection: Any) -> Any:
-    """The connection itself; in the courier's thread the courier's own.
-
-    A table's key_source and its hooks know no other connection than their schema's, where the user may be in the
-    middle of a transaction.
-    """
-    own = getattr(_here, "connection", None)
-    return connection if own is None or server_of(own) != server_of(connection) else own
 
 
 class _Connections:
@@ -56,11 +44,11 @@ class _Connections:
             self._open[who] = db.connection
         own = self._open[who]
         own.schemas = dict(theirs.schemas)
-        _here.connection = own
+        route_over(own)
         return own
 
     def close(self) -> None:
-        _here.connection = None
+        route_over(None)
         for connection in self._open.values():
             with contextlib.suppress(Exception):
                 connection.close()
@@ -83,11 +71,10 @@ class _Courier:
         self._waiting = self._failures_told = 0
         self._pause = _TOGETHER
 
-    def take(self, server: Any, changes: Iterable[Change]) -> None:
-        """Act on committed changes soon. Returns at once."""
+    def take(self, server: Any, change: Change) -> None:
+        """Act on a committed change soon. Returns at once."""
         with self._news:
-            for change in changes:
-                merge_into(self._inbox, (server, change.table), change)
+            merge_into(self._inbox, (server, change.table), change)
             if not self._started:
                 self._started = True
                 start_thread(self._run)

@@ -18,9 +18,10 @@ import pandas as pd
 from datajoint.connection import Connection
 from datajoint.table import Table
 
-from .event_thread import courier, routed
-from .outbox import MOST_KEYS, Change, Outbox
+from .event_thread import courier
+from .outbox import MOST_KEYS, Change, Outbox, server_of
 from .reacting import Agenda
+from .routing import route_over, routed
 from .settings import check_seconds
 from .upstream import registry
 
@@ -57,7 +58,7 @@ class HeldEvents:
 
     def __init__(self, connections: Iterable[Any]) -> None:
         self._connections = list(connections)
-        self._agenda = Agenda(lambda cls: cls._connection)  # type: ignore[attr-defined]
+        self._agenda = Agenda(self._connect)
         self._acted = time.monotonic()
 
     def __enter__(self) -> HeldEvents:
@@ -70,17 +71,27 @@ class HeldEvents:
         for connection in self._connections:
             Outbox.of(connection).held = False
         for server, change in self._agenda.rest():
-            courier.take(server, [change])
+            _pass_on(server, change)
 
     def act(self, more_jobs: bool = False) -> None:
         """Act on what was changed. If more jobs follow at once, a few of them are acted on together."""
         if more_jobs and time.monotonic() - self._acted < _BETWEEN_JOBS:
             return
-        for connection in self._connections:
-            outbox = Outbox.of(connection)
-            self._agenda.add(outbox.server, outbox.take_held())
-        self._agenda.act()
+        try:
+            for connection in self._connections:
+                outbox = Outbox.of(connection)
+                self._agenda.add(outbox.server, outbox.take_held())
+            self._agenda.act()
+        finally:
+            route_over(None)
         self._acted = time.monotonic()
+
+    def _connect(self, cls: Any) -> Any:
+        """The connection that goes where the class's own goes, which another process may be using."""
+        server = server_of(cls._connection)
+        connection = next(held for held in self._connections if server_of(held) == server)
+        route_over(connection)
+        return connection
 
 
 # -- what DataJoint tells ------------------------------------------------------------------------------------------
@@ -188,11 +199,15 @@ def _tell(table: Any, change: Callable[[str], Change]) -> None:
 
 
 def _send(outbox: Outbox, change: Change) -> None:
+    if outbox.held:
+        outbox.hold(change)
+    else:
+        _pass_on(outbox.server, change)
+
+
+def _pass_on(server: Any, change: Change) -> None:
     try:
-        if outbox.held:
-            outbox.hold(change)
-        else:
-            courier.take(outbox.server, [change])
+        courier.take(server, change)
     except Exception as error:
         logger.warning("A change of %s was not acted on: %s", change.table, error, extra={"event": "event failed"})
 

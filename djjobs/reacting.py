@@ -89,11 +89,10 @@ class Agenda:
     def _add(self, table: Any, server: Any, change: Change) -> None:
         task = self._tasks.get(table) or _Task()
         if change.table != table.full_table_name and change.inserted:
-            known = change.keys is not None and self._upstream_of(table).is_told_by_keys_of(change.table)
-            if known and table not in self._missed:
-                task.keys = True
-            else:
+            if table in self._missed:
                 task.everything = True
+            else:
+                task.keys = True
         task.cleanup = task.cleanup or change.deleted
         if not task.is_done:
             merge_into(task.changes, (server, change.table), change.copy())
@@ -171,23 +170,30 @@ class Agenda:
         removed = cleanup.cleanup(queue, table._finisher(queue, Keys(table, (), queue.engine)))
         self._cleaned[type(table)] = time.monotonic()
         task.cleanup = False
-        # What was removed may have kept a key from being scheduled that was inserted meanwhile.
-        task.keys = any(change.keys for change in task.changes.values())
+        if any(removed.values()):
+            # It may have kept a key from being scheduled that was inserted meanwhile.
+            task.keys = any(change.inserted for change in task.changes.values())
         _log("cleaned up", table, task, removed)
 
     def _schedule_inserted(self, queue: Queue, table: Any, task: _Task) -> None:
-        scheduled = 0
+        upstream = self._upstream_of(type(table))
+        task.keys = False
         for change in task.changes.values():
-            conditions = restrictions_for(table, change, queue.engine) if change.keys else []
+            if change.table == table.full_table_name or not change.inserted:
+                continue
+            told = upstream.is_told_by_keys_of(change.table)
+            conditions = restrictions_for(table, change, queue.engine) if told else None
             if conditions is None:
                 task.everything = True
                 continue
-            for condition in conditions:
-                keys = Keys(table, (condition,), queue.engine)
-                # With no regard to the rate limit: a scheduling of all keys a moment ago did not see these.
-                scheduled += scheduling.insert_new(queue, keys, "scheduled", table._priority())
-        task.keys = False
-        _log("scheduled", table, task, scheduled)
+            # With no regard to the rate limit: a scheduling of all keys a moment ago did not see these.
+            scheduled = sum(self._insert_new(queue, table, condition) for condition in conditions)
+            _log("scheduled", table, task, scheduled)
+
+    @staticmethod
+    def _insert_new(queue: Queue, table: Any, condition: str) -> int:
+        keys = Keys(table, (condition,), queue.engine)
+        return scheduling.insert_new(queue, keys, "scheduled", table._priority(), few=True)
 
     def _schedule_all(self, queue: Queue, table: Any, task: _Task, at_once: bool) -> None:
         insist = at_once or task.put_off >= _GIVES_WAY

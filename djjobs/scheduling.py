@@ -52,14 +52,17 @@ def is_scheduling(queue: Queue, table_name: str) -> bool:
     return bool(queue.ask(queue.engine.is_scheduling, table=table_name))
 
 
-def insert_new(queue: Queue, keys: Keys, status: str, priority: int, due_time: DueTime = None) -> int:
-    """Insert the keys that are neither in the target nor in the queue; return how many."""
+def insert_new(
+    queue: Queue, keys: Keys, status: str, priority: int, due_time: DueTime = None, few: bool = False
+) -> int:
+    """Insert the keys that are neither in the target nor in the queue; return how many. `few` expects few keys."""
     engine = queue.engine
     due, turn = _due_and_turn(queue, due_time, "%(priority)s")
     sql = queue.sql(
         engine.schedule_new,
         source=keys.source_sql,
         target=keys.target.full_table_name,
+        one_by_one=engine.one_by_one if few else "",
         queued_here=engine.these_queued if keys.restricted else engine.all_queued,
         same_key=keys.same_key_sql,
         json=engine.json(keys.json_sql("todo")),

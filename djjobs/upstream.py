@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import os
 import re
 import threading
 import weakref
@@ -116,11 +117,15 @@ class _Registry:
     """
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        self.renew_lock()
         # A class gets its table only when its schema is activated.
         self._without_table: list[weakref.ref[type]] = []
         self._tables: weakref.WeakValueDictionary[tuple[Any, str], type] = weakref.WeakValueDictionary()
         self._downstream: dict[tuple[Any, str], list[type]] = {}
+
+    def renew_lock(self) -> None:
+        """Another thread may have held it when this process was forked."""
+        self._lock = threading.Lock()
 
     def add(self, table: type) -> None:
         with self._lock:
@@ -168,3 +173,4 @@ def _full_name(table: Any) -> str:
 
 
 registry = _Registry()
+os.register_at_fork(after_in_child=registry.renew_lock)

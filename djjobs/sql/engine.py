@@ -37,6 +37,8 @@ class Engine(ABC):
     #: Which jobs of the queue keys are compared with: one by one, and all at once.
     these_queued: ClassVar[str] = "queued.table_name = %(table)s"
     all_queued: ClassVar[str] = these_queued
+    #: Ends a subquery that is to be asked anew for each of a few rows, whatever the engine thinks of its table.
+    one_by_one: ClassVar[str] = ""
     hint: ClassVar[str] = ""
     #: The order of waiting jobs, said so that the engine finds it in the index.
     due_first: ClassVar[str] = "due_time"
@@ -62,7 +64,7 @@ class Engine(ABC):
               WHERE NOT EXISTS (SELECT 1 FROM {target} AS target WHERE {same_key})
               LIMIT 9223372036854775807) AS todo
         WHERE NOT EXISTS (SELECT 1 FROM {jobs} AS queued
-                          WHERE {queued_here} AND queued.key_hash = todo._hash)
+                          WHERE {queued_here} AND queued.key_hash = todo._hash {one_by_one})
         ORDER BY todo._hash
         {or_skip}"""
 

@@ -1,4 +1,4 @@
-"""What events cost: an insert that tells of itself beside one that does not, and acting on one row of few and of many."""
+"""What events cost: inserts that are watched and inserts that are not, and acting on one row of few and of many."""
 
 from __future__ import annotations
 
