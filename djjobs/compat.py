@@ -116,6 +116,12 @@ class _Classic:
         self.reconnect(other)
         return other
 
+    def put_on(self, table: Table, connection: Any) -> None:
+        """Let an instance of a table use another connection than its class."""
+        # The class's own comes from something that gives way to an entry of the instance.
+        table.__dict__["connection"] = connection
+        table._connection = connection
+
     def master_of(self, full_table_name: str) -> str | None:
         """The full name of a part table's master; None for other tables."""
         from datajoint.utils import get_master
@@ -210,6 +216,9 @@ class _Modern(_Classic):
 
     def reconnect(self, connection: Any) -> None:
         connection.connect()
+
+    def put_on(self, table: Table, connection: Any) -> None:
+        table._connection = connection
 
     def master_of(self, full_table_name: str) -> str | None:
         from datajoint.dependencies import extract_master

@@ -12,6 +12,7 @@ from typing import Any
 from datajoint.heading import Heading
 
 from . import cleanup, scheduling
+from .compat import datajoint_api
 from .database import Database, explained
 from .keys import Keys, table_label
 from .outbox import Change, merge_into
@@ -234,7 +235,7 @@ def _over(cls: Any, connection: Any) -> Any:
     """An instance of a table over another connection than its schema's."""
     table = cls()
     if table.connection is not connection:
-        table._connection = connection
+        datajoint_api.put_on(table, connection)
         table._heading = Heading(
             table_info={
                 "conn": connection,
