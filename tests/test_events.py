@@ -25,8 +25,8 @@ from workloads import filling
 from workloads.squares import Bystander, another_connection
 
 import djjobs
+from djjobs.database import Database
 from djjobs.events import HeldEvents
-from djjobs.queue import Queue
 from djjobs.tables import JobControl
 
 TESTS = Path(__file__).resolve().parent
@@ -219,14 +219,17 @@ def test_keys_of_every_type_are_found(lab: Lab, schema: Any, kind: str, value: A
     assert len(Result.jobs) == 1
 
 
-def test_a_part_table_that_key_source_asks_counts(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lab.Wired, "events", True)
+@pytest.mark.parametrize("name", ["Wired", "Chosen"])
+def test_a_part_table_that_key_source_asks_counts(lab: Lab, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    """Whether it is part of the query, or the code of key_source has fetched from it."""
+    table = getattr(lab, name)
+    monkeypatch.setattr(table, "events", True)
     lab.Session.insert([S1, S2])
     acted()
-    assert queued(lab.Wired) == []
+    assert queued(table) == []
     lab.Session.Channel.insert1({**S2, "channel": 0})
     acted()
-    assert sessions_of(lab.Wired) == [2]
+    assert sessions_of(table) == [2]
 
 
 def test_both_names_of_a_renamed_key_are_looked_at(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -278,11 +281,26 @@ def test_a_transaction_that_was_lost_leaves_no_event(lab: Lab, said: Any) -> Non
     connection = lab.schema.connection
     connection.start_transaction()
     lab.Session.insert1(S1)
-    Queue.of(connection, lab.schema.database).db.start_afresh()
+    Database(connection).start_afresh()
     with connection.transaction:
         lab.Planned.insert1(S1)
     acted()
     assert said(lab.Spectrum) == []
+
+
+def test_a_commit_that_does_not_get_through_is_no_event(lab: Lab, said: Any, engine: str) -> None:
+    connection, other = lab.schema.connection, another_connection()
+    number = connection.query("SELECT pg_backend_pid()" if engine == "postgresql" else "SELECT connection_id()")
+    end = "SELECT pg_terminate_backend({})" if engine == "postgresql" else "KILL {}"
+    connection.start_transaction()
+    lab.Session.insert1(S1)
+    other.query(end.format(number.fetchone()[0]))
+    with pytest.raises(Exception, match=r"(?i)connection|gone away"):
+        connection.commit_transaction()
+    acted()
+    assert said(lab.Spectrum) == []
+    Database(connection).start_afresh()
+    other.close()
 
 
 def test_an_insert_that_fails_is_no_event(lab: Lab, said: Any) -> None:
@@ -296,7 +314,7 @@ def test_an_insert_that_fails_is_no_event(lab: Lab, said: Any) -> None:
 
 
 def reserving(table: Any) -> Any:
-    return table.populate(reserve_jobs=True, suppress_errors=True)
+    return table.populate(reserve_jobs=True, schedule_jobs=False, suppress_errors=True)
 
 
 def not_reserving(table: Any) -> Any:
@@ -358,7 +376,7 @@ def test_a_populate_of_its_own_process_needs_no_second_connection(lab: Lab) -> N
 def test_processes_of_a_populate_schedule_too(lab: Lab) -> None:
     lab.Session.insert([{**S1, "session": n} for n in range(6)])
     acted()
-    lab.Spectrum.populate(reserve_jobs=True, processes=2)
+    lab.Spectrum.populate(reserve_jobs=True, schedule_jobs=False, processes=2)
     assert sessions_of(lab.Band) == list(range(6))
 
 
@@ -408,8 +426,8 @@ def test_finished_jobs_go_with_their_rows(lab: Lab, monkeypatch: pytest.MonkeyPa
 def test_a_row_that_was_deleted_and_inserted_again_is_made_again(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its finished job is in the way until it is cleaned up, which may be a while after the insert."""
     monkeypatch.setattr(lab.Spectrum, "keep_completed", True)
-    monkeypatch.setattr(djjobs.settings, "min_scheduling_interval", 1)
-    for _ in range(2):
+    monkeypatch.setattr(djjobs.settings, "min_scheduling_interval", 2)
+    for _ in range(3):
         lab.Session.insert1(S1)
         acted()
         assert reserving(lab.Spectrum)["success_count"] == 1
@@ -650,11 +668,11 @@ def test_a_key_source_that_asks_does_not_see_the_users_transaction(lab: Lab, mon
     monkeypatch.setattr(lab.Chosen, "events", True)
     monkeypatch.setattr(djjobs.settings, "min_scheduling_interval", 0)
     lab.Session.insert1(S1)
+    lab.Session.Channel.insert1({**S1, "channel": 0})
     with lab.schema.connection.transaction:
-        lab.Session.delete_quick()
-        lab.Subject.delete_quick()
+        lab.Session.Channel.delete_quick()
         acted()
-        assert len(lab.Subject()) == 0
+        assert len(lab.Session.Channel()) == 0
     assert sessions_of(lab.Chosen) == [1]
 
 

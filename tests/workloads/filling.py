@@ -91,14 +91,14 @@ def declare(schema: Any, other: Any) -> SimpleNamespace:
 
     @schema
     class Chosen(djjobs.JobsMixin, dj.Computed):
-        """Sessions of subjects that Python code has fetched."""
+        """The same sessions, as Python code has fetched them."""
 
         definition = "-> Session"
         events = False
 
         @property
         def key_source(self) -> Any:
-            return Session & (Subject.keys() if MODERN else Subject.fetch("KEY"))
+            return Session & (Session.Channel.keys() if MODERN else Session.Channel.fetch("KEY"))
 
         def make(self, key: dict[str, Any]) -> None:
             self.insert1(key)
