@@ -76,10 +76,10 @@ class _Courier:
         with self._news:
             merge_into(self._inbox, (server, change.table), change)
             if not self._started:
-                self._started = True
                 start_thread(self._run)
                 # Also in processes of multiprocessing, which do not heed atexit.
                 Finalize(None, self._finish, exitpriority=10)
+                self._started = True
             if self._asleep:
                 self._news.notify_all()
 
@@ -141,16 +141,20 @@ class _Courier:
 
     def _act(self, inbox: dict[tuple[Any, str], Change]) -> None:
         started, failures = time.monotonic(), self._agenda.failures
-        for (server, _), change in inbox.items():
-            self._agenda.add(server, [change])
-        self._agenda.act(self._at_once)
-        if self._agenda.failures > failures:
-            # The next try begins with a new connection.
-            self._connections.close()
-        self._pause = min(max(_TOGETHER, 2 * (time.monotonic() - started)), _LONGEST_PAUSE)
-        with self._news:
-            self._busy = False
-            self._news.notify_all()
+        try:
+            for (server, _), change in inbox.items():
+                self._agenda.add(server, [change])
+            self._agenda.act(self._at_once)
+            if self._agenda.failures > failures:
+                # The next try begins with a new connection.
+                self._connections.close()
+        except Exception:
+            logger.exception("Changes were not acted on; the next scheduling makes good for it.")
+        finally:
+            self._pause = min(max(_TOGETHER, 2 * (time.monotonic() - started)), _LONGEST_PAUSE)
+            with self._news:
+                self._busy = False
+                self._news.notify_all()
 
     def _sleep(self, seconds: float) -> None:
         self._asleep = True
