@@ -607,13 +607,14 @@ def test_known_keys_do_not_wait_for_the_interval(lab: Lab, monkeypatch: pytest.M
 def test_the_last_of_a_burst_is_acted_on_when_the_interval_is_over(
     lab: Lab, said: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(djjobs.settings, "min_scheduling_interval", 2)
+    monkeypatch.setattr(djjobs.settings, "min_scheduling_interval", 4)
     lab.Spectrum.schedule_jobs()
     for n in range(20):
         lab.Session.insert(iter([{**S1, "session": n}]))
     assert not djjobs.flush_events(timeout=0.2)
     assert sessions_of(lab.Spectrum) == []
     wait_for(lambda: sessions_of(lab.Spectrum) == list(range(20)))
+    acted()
     assert len(said(lab.Spectrum)) == 1
 
 
