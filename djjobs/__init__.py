@@ -10,6 +10,7 @@ Add the mixin to a Computed or Imported table and populate it from the queue::
 """
 
 from .errors import DjJobsError, JobCancelled, JobNotCancellable, JobTimeout, LeaseLost, RunTimeout
+from .events import flush_events, watch
 from .migrate import migrate, share_with_legacy_tables
 from .mixin import Computed, Imported, JobsMixin
 from .pipeline import adopt
@@ -34,6 +35,7 @@ __all__ = [
     "adopt",
     "current_job",
     "exponential",
+    "flush_events",
     "jobs",
     "migrate",
     "runs",
@@ -43,3 +45,4 @@ __all__ = [
 ]
 
 share_with_legacy_tables()
+watch()

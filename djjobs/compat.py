@@ -107,12 +107,26 @@ class _Classic:
         """A second connection to the same server as the same user."""
         other = copy.copy(connection)
         # Methods that somebody has put on the object belong to it alone, and so do its queues.
-        own = {name for name, value in other.__dict__.items() if callable(value)} | {"_djjobs_queues"}
+        own = {name for name, value in other.__dict__.items() if callable(value)} | {"_djjobs_queues", "_djjobs_outbox"}
         for name in own & set(other.__dict__):
             del other.__dict__[name]
         other._in_transaction = False
+        other.schemas = dict(connection.schemas)
+        other.dependencies = type(connection.dependencies)(other)
         self.reconnect(other)
         return other
+
+    def put_on(self, table: Table, connection: Any) -> None:
+        """Let an instance of a table use another connection than its class."""
+        # The class's own comes from something that gives way to an entry of the instance.
+        table.__dict__["connection"] = connection
+        table._connection = connection
+
+    def master_of(self, full_table_name: str) -> str | None:
+        """The full name of a part table's master; None for other tables."""
+        from datajoint.utils import get_master
+
+        return get_master(full_table_name) or None
 
     def column_sql(self, definition: str, connection: Any) -> list[str]:
         from datajoint.declare import prepare_declare
@@ -202,6 +216,14 @@ class _Modern(_Classic):
 
     def reconnect(self, connection: Any) -> None:
         connection.connect()
+
+    def put_on(self, table: Table, connection: Any) -> None:
+        table._connection = connection
+
+    def master_of(self, full_table_name: str) -> str | None:
+        from datajoint.dependencies import extract_master
+
+        return extract_master(full_table_name)
 
     def column_sql(self, definition: str, connection: Any) -> list[str]:
         from datajoint.declare import prepare_declare

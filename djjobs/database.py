@@ -13,6 +13,7 @@ from datajoint.errors import MissingTableError, QuerySyntaxError, UnknownAttribu
 
 from .compat import AccessError, LostConnectionError, datajoint_api
 from .errors import DjJobsError
+from .outbox import Outbox
 from .sql import Engine, engine_for
 
 __all__ = ["Database", "connected", "explained"]
@@ -95,6 +96,7 @@ class Database:
         except Exception:
             self.reconnect()
         self.connection._in_transaction = False
+        Outbox.of(self.connection).drop()
 
     def start_afresh(self) -> None:
         """Open a new connection. An interrupt may have left the old one in the middle of an answer."""
@@ -102,6 +104,7 @@ class Database:
             self.connection.close()
         datajoint_api.reconnect(self.connection)
         self.connection._in_transaction = False
+        Outbox.of(self.connection).drop()
         # DataJoint keeps the number of its first connection.
         self.connection.connection_id = self.connection.query(self.engine.own_connection_id).fetchone()[0]
 

@@ -12,6 +12,7 @@ from .cancelling import cancel
 from .compat import datajoint_api, instantiate_for
 from .database import explained
 from .errors import DjJobsError
+from .events import tell_of_inserts
 from .finishing import Finisher
 from .keys import Keys, table_label
 from .policy import RetryOn, exponential
@@ -19,6 +20,7 @@ from .populate import populate
 from .queue import Queue
 from .run import Run
 from .settings import check_seconds, settings
+from .upstream import registry
 from .views import TableJobs
 from .working import MakeFailed, Options
 
@@ -61,6 +63,9 @@ class JobsMixin:
         Seconds until the next try, after the attempt with this number. Defaults to ``djjobs.exponential()``.
     timeout : float
         Seconds that one make() may take. Defaults to None, no limit.
+    events : bool
+        Whether inserts upstream schedule jobs by themselves, and deletes clean up after themselves. Defaults to
+        ``djjobs.settings.events``.
     jobs : Jobs
         The rows of `~jobs` that belong to this table: a DataJoint query, with `.scheduled`,
         `.reserved`, `.errors`, `.ignored`, `.completed` and `.cancelled`.
@@ -72,7 +77,12 @@ class JobsMixin:
     retry_on: RetryOn = Exception
     backoff: Callable[[int], float] | float = exponential()
     timeout: float | None = None
+    events: bool | None = None
     jobs = _JobsOfTable()
+
+    def __init_subclass__(cls, **arguments: Any) -> None:
+        super().__init_subclass__(**arguments)
+        registry.add(cls)
 
     def on_cancel(self, key: dict[str, Any]) -> None:
         """Called after a running job was cancelled and rolled back: remove what make() left elsewhere."""
@@ -193,7 +203,11 @@ class JobsMixin:
         if not reserve_jobs:
             given = {name: value for name, value in locals().items() if name in _POPULATE_DEFAULTS}
             changed = {name: value for name, value in given.items() if value != _POPULATE_DEFAULTS[name]}
-            return super().populate(*restrictions, **changed)  # type: ignore[misc]
+            result = super().populate(*restrictions, **changed)  # type: ignore[misc]
+            if processes != 1:
+                # DataJoint ends its processes without asking, and what they had to tell is lost.
+                tell_of_inserts(self)
+            return result
         if keys is not None:
             restrictions = (*restrictions, list(keys))
         try:

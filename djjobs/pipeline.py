@@ -10,6 +10,7 @@ import datajoint as dj
 
 from .errors import DjJobsError
 from .mixin import JobsMixin
+from .upstream import registry
 
 __all__ = ["adopt", "auto_populated", "subclasses"]
 
@@ -36,6 +37,7 @@ def adopt(schema_or_module: Any) -> list[type]:
     for table in classes:
         if not issubclass(table, JobsMixin):
             table.__bases__ = (JobsMixin, *table.__bases__)
+            registry.add(table)
     return classes
 
 

@@ -22,6 +22,7 @@ from .tables import RUN_NAME_LENGTH
 __all__ = [
     "DueTime",
     "Scheduled",
+    "insert_few",
     "insert_new",
     "is_scheduling",
     "put_back",
@@ -79,22 +80,30 @@ def is_scheduling(queue: Queue, table_name: str) -> bool:
     return bool(queue.ask(queue.engine.is_scheduling, table=table_name))
 
 
-def insert_new(queue: Queue, keys: Keys, status: str, priority: int) -> int:
-    """Insert the keys that are neither in the target nor in the queue; return how many."""
+def insert_new(queue: Queue, keys: Keys, status: str, priority: int, few: bool = False) -> int:
+    """Insert the keys that are neither in the target nor in the queue; return how many. `few` expects few keys."""
     parameters = {"table": keys.table.table_name, "priority": priority, "run": None, **queue.signature()}
-    inserted = queue.db.change(_insert_sql(queue, keys, status, None), **parameters)
+    inserted = queue.db.change(_insert_sql(queue, keys, status, None, few), **parameters)
     if inserted:
         queue.announce()
     return inserted
 
 
-def _insert_sql(queue: Queue, keys: Keys, status: str, due_time: DueTime) -> str:
+def insert_few(queue: Queue, keys: Keys, priority: int) -> int:
+    """Schedule a few keys; return how many were new. They are a run of their own only if that means something."""
+    if any(keys.table._has_hook(name) for name in ("prepare_run", "finish_run")):
+        return _NewRun(queue, keys, "", None, few=True).fill(priority, force=False).count
+    return insert_new(queue, keys, "scheduled", priority, few=True)
+
+
+def _insert_sql(queue: Queue, keys: Keys, status: str, due_time: DueTime, few: bool = False) -> str:
     engine = queue.engine
     due, turn = _due_and_turn(queue, due_time, "%(priority)s")
     return queue.sql(
         engine.schedule_new,
         source=keys.source_sql,
         target=keys.target.full_table_name,
+        one_by_one=engine.one_by_one if few else "",
         queued_here=engine.these_queued if keys.restricted else engine.all_queued,
         same_key=keys.same_key_sql,
         json=engine.json(keys.json_sql("todo")),
@@ -110,8 +119,8 @@ def _insert_sql(queue: Queue, keys: Keys, status: str, due_time: DueTime) -> str
 class _NewRun:
     """A run in the making: it appears together with its jobs, or not at all."""
 
-    def __init__(self, queue: Queue, keys: Keys, name: str, due_time: DueTime) -> None:
-        self._queue, self._keys, self._name, self._due_time = queue, keys, name, due_time
+    def __init__(self, queue: Queue, keys: Keys, name: str, due_time: DueTime, few: bool = False) -> None:
+        self._queue, self._keys, self._name, self._due_time, self._few = queue, keys, name, due_time, few
         self._run_id = secrets.randbelow(_RUN_IDS - 1) + 1
         self._tried = False
         self._parameters = {
@@ -129,7 +138,7 @@ class _NewRun:
         return Scheduled(self._run_id if count or self._name else None, count)
 
     def _try(self, priority: int, force: bool) -> int:
-        queue, insert = self._queue, _insert_sql(self._queue, self._keys, "scheduled", self._due_time)
+        queue, insert = self._queue, _insert_sql(self._queue, self._keys, "scheduled", self._due_time, self._few)
         if self._tried:
             # The commit may have got through, though the server's answer did not.
             row = queue.execute(queue.engine.total_of_run, run=self._run_id).fetchone()

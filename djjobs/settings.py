@@ -118,6 +118,9 @@ class Settings:
         made again. Defaults to 30 days.
     reconnect_timeout : float
         How long a populate waits for a server that went away in the middle of its work. Defaults to 60.
+    events : bool
+        Schedule what an insert upstream of a table brings, and clean up after a delete. A table's own `events` goes
+        first. Defaults to True.
     """
 
     min_scheduling_interval = _ConfigSetting(5.0, check_seconds)
@@ -129,6 +132,7 @@ class Settings:
     grace = _Setting(5.0, check_seconds)
     retention = _Setting(30 * 86400.0, check_seconds)
     reconnect_timeout = _Setting(60.0, check_seconds)
+    events = _Setting(True, _check_flag)
 
     def __init__(self) -> None:
         self._complaint = ""

@@ -14,6 +14,7 @@ from .bench import Bench, WorkerOptions, one_a_connection
 from .budget import Budget, Pace
 from .claiming import Claims, Job
 from .errors import LeaseLost
+from .events import HeldEvents
 from .executing import Executor, Outcome, clean_up_after
 from .identity import Claimant
 from .running import Desk
@@ -54,6 +55,7 @@ class SlotWork:
         self._claims = [Claims(b.queue, b.keys, self._options.order, None, claimant) for b in self._benches]
         self._paces = [Pace() for _ in self._benches]
         self._jobs_done = 0
+        self._events = HeldEvents(db.connection for db in one_a_connection(self._benches))
 
     def run(self) -> None:
         # Ctrl-C in a terminal reaches the whole group; it is the supervisor's to decide.
@@ -69,7 +71,8 @@ class SlotWork:
             for table, key in self._to_clean:
                 clean_up_after(table, key)
             self._executors = [Executor(bench.finisher, None, desk, bench.number) for bench in self._benches]
-            self._work(stop)
+            with self._events:
+                self._work(stop)
 
     def _work(self, stop: Stop) -> None:
         while not self._budget.ended and not self._is_used_up():
@@ -81,6 +84,7 @@ class SlotWork:
             if not room:
                 break
             self._budget.put_back(room)
+            self._events.act()
             if self._look(stop):
                 continue
             wait = self._options.drain and any(bench.has_retries() for bench in self._benches)
@@ -118,6 +122,7 @@ class SlotWork:
             while jobs and not self._budget.ended and not self._is_used_up() and self._fits(number):
                 stop.check()
                 self._run(bench, jobs.pop(0), jobs, stop)
+                self._events.act(more_jobs=bool(jobs))
         finally:
             self._budget.put_back(len(jobs))
             bench.finisher.give_back(jobs)

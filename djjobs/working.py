@@ -9,6 +9,7 @@ from typing import Any
 
 from .budget import Budget, Pace
 from .claiming import Claims, Job
+from .events import HeldEvents
 from .executing import Executor, Outcome
 from .queue import Queue
 from .scheduling import is_scheduling
@@ -80,7 +81,8 @@ def work(
     """
     pace = Pace()
     claimed: list[Job] = []
-    with queue.db.patient(settings.reconnect_timeout, unless=lambda: stop.requested is not None):
+    patient = queue.db.patient(settings.reconnect_timeout, unless=lambda: stop.requested is not None)
+    with patient, HeldEvents([queue.db.connection]) as events:
         try:
             while room := budget.take(pace.batch):
                 claimed = _claim(queue, claims, room, stop, reschedule)
@@ -97,6 +99,7 @@ def work(
                         budget.refund_call()
                     report(outcome)
                     executor.runs.job_over(job, claimed, stop)
+                    events.act(more_jobs=bool(claimed))
                     if outcome.error is not None and outcome.retry_in is None and not options.suppress_errors:
                         raise MakeFailed(outcome.error)
             executor.runs.look(claims.claimant, stop, begin)

@@ -12,6 +12,8 @@ from typing import Any
 
 # only the test's own settings count, here and in the processes that tests start
 os.environ["DJ_IGNORE_CONFIG_FILE"] = "true"
+# the tests count what they schedule themselves; those of events turn these on
+os.environ.setdefault("DJJOBS_EVENTS", "0")
 
 import datajoint as dj
 import pytest

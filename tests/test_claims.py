@@ -166,7 +166,7 @@ class Reading:
         def explain(sql: str, args: Any = (), **options: Any) -> Any:
             nonlocal begun
             word = sql.split()[0]
-            if "~jobs" in sql and word in ("SELECT", "UPDATE", "DELETE"):
+            if "~jobs" in sql and word in ("SELECT", "UPDATE", "DELETE", "INSERT"):
                 query("SAVEPOINT before" if begun else "BEGIN")
                 (document,) = query(f"EXPLAIN (ANALYZE, FORMAT JSON) {sql}", args=args).fetchone()
                 query("ROLLBACK TO before" if begun else "ROLLBACK")

@@ -6,8 +6,17 @@ UTC time, `{key}` and `{user}` columns whose names need quotes; `%(...)s` are pa
 
 from __future__ import annotations
 
+import datetime
+import numbers
+import re
+import uuid
 from abc import ABC, abstractmethod
 from typing import Any, ClassVar
+
+#: Texts that every server and DataJoint itself read as they are written, and dates and times to the second.
+_PLAIN = re.compile(r"(?!\s)[^'\"`\\%\x00-\x1f]*(?<!\s)")
+_DATE = re.compile(r"\d{4}-\d\d-\d\d")
+_DATETIME = re.compile(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d")
 
 
 class Engine(ABC):
@@ -30,6 +39,8 @@ class Engine(ABC):
     #: Which jobs of the queue keys are compared with: one by one, and all at once.
     these_queued: ClassVar[str] = "queued.table_name = %(table)s"
     all_queued: ClassVar[str] = these_queued
+    #: Ends a subquery that is to be asked anew for each of a few rows, whatever the engine thinks of its table.
+    one_by_one: ClassVar[str] = ""
     hint: ClassVar[str] = ""
     #: Where the keys get their places in line: all of them, inside, or only those that are new, outside.
     numbered: ClassVar[str] = ""
@@ -58,7 +69,7 @@ class Engine(ABC):
               WHERE NOT EXISTS (SELECT 1 FROM {target} AS target WHERE {same_key})
               LIMIT 9223372036854775807) AS todo
         WHERE NOT EXISTS (SELECT 1 FROM {jobs} AS queued
-                          WHERE {queued_here} AND queued.key_hash = todo._hash)
+                          WHERE {queued_here} AND queued.key_hash = todo._hash {one_by_one})
         ORDER BY todo._hash
         {or_skip}"""
 
@@ -546,6 +557,25 @@ class Engine(ABC):
     @abstractmethod
     def to_driver(self, kind: str, value: Any) -> Any:
         """What the driver would have returned for a key attribute with this JSON value."""
+
+    def literal(self, kind: str, value: Any) -> str | None:
+        """A key's value in SQL; None if the server may have stored it otherwise than it was given."""
+        text = str(value)
+        if kind == "int" and isinstance(value, numbers.Integral):
+            return str(int(value))
+        if kind == "bool" and isinstance(value, bool):
+            return text.upper()
+        plain = (
+            (kind == "text" and isinstance(value, str) and _PLAIN.fullmatch(text))
+            or (kind == "date" and isinstance(value, (str, datetime.date)) and _DATE.fullmatch(text))
+            or (kind == "datetime" and isinstance(value, (str, datetime.datetime)) and _DATETIME.fullmatch(text))
+            or (kind == "uuid" and isinstance(value, uuid.UUID))
+        )
+        return self.quoted(kind, text) if plain else None
+
+    def quoted(self, kind: str, text: str) -> str:
+        """A text without special characters, as a value of this kind."""
+        return f"'{text}'"
 
     @abstractmethod
     def lock(self, name: str) -> tuple[str, str]:

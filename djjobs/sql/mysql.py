@@ -142,6 +142,9 @@ class MySQL(Engine):
     def to_driver(self, kind: str, value: Any) -> Any:
         return _DRIVER.get(kind, str)(value)
 
+    def quoted(self, kind: str, text: str) -> str:
+        return f"X'{text.replace('-', '')}'" if kind == "uuid" else super().quoted(kind, text)
+
     def lock(self, name: str) -> tuple[str, str]:
         # 64 characters at most.
         return f"SELECT GET_LOCK('{name[:64]}', 60)", f"SELECT RELEASE_LOCK('{name[:64]}')"

@@ -19,6 +19,8 @@ class PostgreSQL(Engine):
     user = '"user"'
     or_skip = or_skip_worker = "ON CONFLICT DO NOTHING"
     defers_signals = True
+    # It takes a queue that it has not looked at for a while for short, and would read all of it.
+    one_by_one = "OFFSET 0"
     # To PostgreSQL "turn IS NULL" is no constant; by due_time alone it would sort, or read the whole table.
     due_first = "table_name, status, turn, due_time"
     may_write = "SELECT has_table_privilege(%(jobs)s, 'INSERT') AND has_table_privilege(%(jobs)s, 'UPDATE')"

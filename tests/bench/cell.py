@@ -15,6 +15,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import servers
 from claims import claim_times, memory
 from crew import Crew
+from events import acting, inserting
 from pipeline import Pipeline, configure, dj
 from report import Figure
 from scheduling import schedule_again, schedule_new
@@ -32,12 +33,13 @@ class Sizes:
         self.jobs, self.their_jobs = ((500, 2_000), 500) if quick else ((2_000, 6_000), 1_000)
         self.lengths = (1_000, 100_000) if quick else (1_000, 1_000_000)
         self.claims = 20 if quick else 60
+        self.inserts = 1_000 if quick else 10_000
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("engine", choices=servers.ENGINES)
-    parser.add_argument("cases", nargs="+", choices=("schedule", "throughput", "claims"))
+    parser.add_argument("cases", nargs="+", choices=("schedule", "throughput", "claims", "events"))
     parser.add_argument("--quick", action="store_true")
     options = parser.parse_args()
     with start(options.engine) as server:
@@ -92,7 +94,15 @@ def _claims(sizes: Sizes, settings: dict[str, Any], cell: str) -> Iterator[Figur
     yield memory(short, long, sizes.lengths, settings, cell)
 
 
-CASES = {"schedule": _schedule, "throughput": _throughput, "claims": _claims}
+def _events(sizes: Sizes, settings: dict[str, Any], cell: str) -> Iterator[Figure]:
+    yield from inserting(Pipeline("bench_events", "ours"), sizes.inserts, sizes.rounds, cell)
+    short, long = (Pipeline(f"bench_events_{length}", "ours").fill(length) for length in sizes.lengths)
+    for pipeline in (short, long):
+        pipeline.schedule()
+    yield from acting(short, long, sizes.lengths, sizes.claims, cell)
+
+
+CASES = {"schedule": _schedule, "throughput": _throughput, "claims": _claims, "events": _events}
 
 if __name__ == "__main__":
     main()

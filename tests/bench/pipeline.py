@@ -82,7 +82,9 @@ class Pipeline:
 
     def fill(self, count: int) -> Pipeline:
         """Fill the source with `count` keys, by SQL, and let the server look at them."""
+        djjobs.settings.events = False
         self.source.insert((f"mouse {n % 50}", n) for n in range(min(_SEED, count)))
+        djjobs.settings.events = True
         have, table = _SEED, self.source.full_table_name
         while have < count:
             missing = min(have, count - have)
@@ -98,6 +100,11 @@ class Pipeline:
         """Take out all results and all jobs."""
         self.sql(f"TRUNCATE TABLE {self.target.full_table_name}")
         self.sql(f"TRUNCATE TABLE {self.queue_name}")
+
+    def start_over(self) -> None:
+        """Take out all keys as well."""
+        self.empty()
+        self.sql(f"DELETE FROM {self.source.full_table_name}")
 
     def schedule(self) -> int:
         """Schedule all keys by our queue."""

@@ -24,6 +24,8 @@ commit reaches the disk) but 1 GB of cache. The table has a key of two attribute
   `order="random"` for ours and for DataJoint 0.14; DataJoint 2 has no such choice.
 - Claims: the median over claims made in turn from a short and from a long queue. Memory: a worker's peak after the
   same number of jobs.
+- Inserts: `insert1` of one row after the other, with and without djjobs around DataJoint's methods. Acting: from the
+  end of one `insert1` to its job in the queue, while all other rows have a job already.
 """
 
 

@@ -20,7 +20,7 @@ import cells
 from report import NOTES, Figure, as_table, machine
 
 CELL = str(Path(__file__).resolve().with_name("cell.py"))
-CASES = ("schedule", "throughput", "claims")
+CASES = ("schedule", "throughput", "claims", "events")
 #: DataJoint, engine, and what is measured there unless somebody asks for more.
 PLAN = [("2", "mysql", CASES), ("2", "postgresql", CASES), ("0", "mysql", ("throughput",))]
 
