@@ -17,6 +17,15 @@ from .policy import exponential
 from .queue import jobs, workers
 from .run import Run
 from .running import current_job
+from .schedules import (
+    add_schedule,
+    firings,
+    pause_schedule,
+    remove_schedule,
+    resume_schedule,
+    run_schedule_now,
+    schedules,
+)
 from .settings import settings
 from .status import status
 
@@ -30,11 +39,18 @@ __all__ = [
     "JobsMixin",
     "LeaseLost",
     "Run",
+    "add_schedule",
     "adopt",
     "current_job",
     "exponential",
+    "firings",
     "jobs",
     "migrate",
+    "pause_schedule",
+    "remove_schedule",
+    "resume_schedule",
+    "run_schedule_now",
+    "schedules",
     "settings",
     "status",
     "workers",

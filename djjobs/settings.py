@@ -118,6 +118,9 @@ class Settings:
         Defaults to 30 days.
     reconnect_timeout : float
         How long a populate waits for a server that went away in the middle of its work. Defaults to 60.
+    leader_expiry : float
+        Another scheduler takes over when the one that fires schedules was not heard of for so many seconds.
+        Defaults to 30.
     """
 
     min_scheduling_interval = _ConfigSetting(5.0, check_seconds)
@@ -129,6 +132,7 @@ class Settings:
     grace = _Setting(5.0, check_seconds)
     retention = _Setting(30 * 86400.0, check_seconds)
     reconnect_timeout = _Setting(60.0, check_seconds)
+    leader_expiry = _Setting(30.0, _check_some_seconds)
 
     def __init__(self) -> None:
         self._complaint = ""

@@ -16,6 +16,8 @@ from .demo import demo
 from .jobs import jobs
 from .migrate import migrate
 from .schedule import schedule_jobs
+from .scheduler import scheduler
+from .schedules import schedule
 from .status import status
 from .worker import worker
 from .workers import workers
@@ -52,7 +54,7 @@ def main(context: click.Context) -> None:
 
 _COMMANDS = (
     (worker, status, jobs, workers),
-    (schedule_jobs, retry, ignore, cancel, cleanup),
+    (schedule, scheduler, schedule_jobs, retry, ignore, cancel, cleanup),
     (check, migrate, demo),
 )
 for _group in _COMMANDS:

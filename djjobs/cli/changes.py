@@ -12,11 +12,11 @@ import datajoint as dj
 from ..database import explained
 from ..errors import JobNotCancellable
 from ..keys import table_label
+from ..targets import tables_of
 from . import completion
 from .options import explaining_targets
 from .output import as_json_option, counted, print_json
 from .selection import Selection, selecting
-from .targets import tables_of
 
 __all__ = ["cancel", "cleanup", "ignore", "retry"]
 

@@ -6,10 +6,10 @@ import datetime
 
 import click
 
+from ..targets import tables_of
 from . import completion
 from .options import Condition, Duration, explaining_targets
 from .output import as_json_option, counted, print_json
-from .targets import tables_of
 
 __all__ = ["schedule_jobs"]
 

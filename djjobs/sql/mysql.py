@@ -27,6 +27,8 @@ class MySQL(Engine):
     user = "`user`"
     or_skip = "ON DUPLICATE KEY UPDATE table_name = VALUES(table_name)"
     or_skip_worker = "ON DUPLICATE KEY UPDATE worker_id = VALUES(worker_id)"
+    or_skip_leader = "ON DUPLICATE KEY UPDATE role = VALUES(role)"
+    or_skip_schedule = or_skip_firing = "ON DUPLICATE KEY UPDATE name = VALUES(name)"
 
     own_connection_id = "SELECT CONNECTION_ID()"
     uptime = "SHOW GLOBAL STATUS LIKE 'Uptime'"
@@ -42,6 +44,7 @@ class MySQL(Engine):
             RENAME INDEX table_name TO claim_in_order,
             RENAME INDEX table_name_2 TO claim_at_random,
             COMMENT = '{comment}'"""
+    any_language = "ALTER TABLE {table} CONVERT TO CHARACTER SET utf8mb4 COLLATE utf8mb4_bin"
     # Both indexes fit the WHERE clause; the optimizer must not pick the other one and sort.
     use_order_index = "FORCE INDEX (claim_in_order)"
     # MySQL builds a hash table of the queue, in memory, if no index fits. MariaDB cannot and needs the index.

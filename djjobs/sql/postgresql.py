@@ -17,7 +17,7 @@ class PostgreSQL(Engine):
     now = "(statement_timestamp() AT TIME ZONE 'UTC')"
     key = '"key"'
     user = '"user"'
-    or_skip = or_skip_worker = "ON CONFLICT DO NOTHING"
+    or_skip = or_skip_worker = or_skip_leader = or_skip_schedule = or_skip_firing = "ON CONFLICT DO NOTHING"
     defers_signals = True
     # To PostgreSQL "turn IS NULL" is no constant; by due_time alone it would sort, or read the whole table.
     due_first = "table_name, status, turn, due_time"
