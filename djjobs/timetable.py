@@ -207,10 +207,10 @@ class Timetable:
         self._insert(firing, "skipped", why, **about)
         return firing, why
 
-    def _insert(self, firing: Firing, state: str, outcome: str, due: str = "", **about: Any) -> bool:
+    def _insert(self, firing: Firing, state: str, outcome: str, guard: str = "", **about: Any) -> bool:
         values = {"state": state, "outcome": outcome, "running": 1 if state == "running" else None}
-        guard = {"due": due and self.queue.sql(due, leader=self.leader.full_table_name)}
-        inserted = self._execute(self.queue.engine.fire, guard, **firing.token, **values, **about, **self._who())
+        parts = {"guard": guard and self.queue.sql(guard, leader=self.leader.full_table_name)}
+        inserted = self._execute(self.queue.engine.fire, parts, **firing.token, **values, **about, **self._who())
         return bool(inserted.rowcount)
 
     def _why_skipped(self, name: str) -> str:

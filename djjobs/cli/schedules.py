@@ -206,13 +206,8 @@ def _local(row: dict[str, Any], which: str) -> datetime.datetime:
 
 
 def _document(row: dict[str, Any]) -> dict[str, Any]:
-    times = {name: row[name] and _local(row, name).isoformat() for name in ("next_time", "last_time")}
-    return {
-        **row,
-        "enabled": bool(row["enabled"]),
-        "created": row["created"] and f"{row['created'].isoformat()}Z",
-        **times,
-    }
+    times = {name: row[name] and _local(row, name).isoformat() for name in ("next_time", "last_time", "created")}
+    return {**row, "enabled": bool(row["enabled"]), **times}
 
 
 def _warn_if_nobody_fires(rows: list[dict[str, Any]]) -> None:

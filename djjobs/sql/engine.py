@@ -333,14 +333,14 @@ class Engine(ABC):
     find_schedules = _schedules + "ORDER BY name"
     find_schedule = _schedules + "WHERE name = %(name)s"
 
-    #: Nothing is inserted if the firing is there already, if another one of the schedule runs, or if `{due}` is not so.
+    #: Nothing is inserted if the firing is there already, if another one of the schedule runs, or unless `{guard}`.
     fire = """
         INSERT INTO {firings} (name, fire_time, state, running, missed_since, by_hand, runner, expires, {user}, host,
                                pid, started, ended, outcome)
         SELECT due.schedule, %(fire_time)s, %(state)s, %(running)s, %(missed_since)s, %(by_hand)s, %(runner)s,
                {now} + {expiry}, %(user)s, %(host)s, %(pid)s, {now}, CASE WHEN %(running)s IS NULL THEN {now} END,
                %(outcome)s
-        FROM (SELECT name AS schedule FROM {schedules} WHERE name = %(name)s {due}) AS due
+        FROM (SELECT name AS schedule FROM {schedules} WHERE name = %(name)s {guard}) AS due
         {or_skip_firing}"""
     still_due = "AND enabled <> 0 AND next_time = %(due)s AND " + _leading
 
