@@ -72,6 +72,8 @@ def declare(schema: Any) -> tuple[Any, Any, Any]:
         def make(self, key: dict[str, Any]) -> None:
             self.insert1(key)
 
+    for table in (Task, Result, Plot):
+        table.__qualname__ = table.__name__  # as if it stood in the module by itself, where a target is looked for
     return Task, Result, Plot
 
 
