@@ -93,6 +93,8 @@ class Scheduler:
     """
 
     def __init__(self, tables: Sequence[Any]) -> None:
+        if not tables:
+            raise DjJobsError("There is nothing to watch: no table was given.")
         if "fork" not in mp.get_all_start_methods():
             raise DjJobsError("A scheduler needs a system that can fork.")
         self.id = new_token()

@@ -135,6 +135,7 @@ def add_schedule(
             raise DjJobsError(f"The {thing} of a schedule may have {_LONGEST_TEXT} characters, not {len(words)}.")
     tables: list[Any] = tables_of([text])
     places = {(id(table.connection), table.database): (table.connection, table.database) for table in tables}
+    _insist_on_no_transaction(tables[0].connection)
     with explained(tables[0].connection, text, "add a schedule for"):
         timetables = [Timetable.of(*place) for place in places.values()]
         _add(timetables, Schedule(name, text, what, rule, True, rule.first(timetables[0].now())))
@@ -228,7 +229,10 @@ def _timetable_of(schema: Any) -> Timetable:
 @contextmanager
 def _found(pipeline: Any, name: str) -> Iterator[list[tuple[Timetable, Schedule]]]:
     """The schedules of this name in the schemas of a pipeline, at least one."""
-    schemas = _schemas_of(pipeline)
+    schemas = schemas_of(pipeline)
+    if any(not getattr(schema, "database", None) for schema in schemas):
+        raise DjJobsError(f"{pipeline!r} is neither an activated dj.Schema, nor a module, nor the name of one.")
+    _insist_on_no_transaction(schemas[0].connection)
     with explained(schemas[0].connection, f"the schedule {name!r}", "find"):
         declared = [Timetable.if_declared(schema.connection, schema.database) for schema in schemas]
         timetables = [timetable for timetable in declared if timetable is not None]
@@ -241,15 +245,12 @@ def _found(pipeline: Any, name: str) -> Iterator[list[tuple[Timetable, Schedule]
         yield found
 
 
-def _schemas_of(pipeline: Any) -> list[Any]:
-    """The schemas of a pipeline: objects with a connection and a database."""
-    if isinstance(pipeline, str) and ":" in pipeline:
-        tables: list[Any] = tables_of([pipeline])
-        return list({table.database: table for table in tables}.values())
-    schemas = schemas_of(pipeline)
-    if any(not getattr(schema, "database", None) for schema in schemas):
-        raise DjJobsError(f"{pipeline!r} is neither an activated dj.Schema, nor a module, nor the name of one.")
-    return schemas
+def _insist_on_no_transaction(connection: Any) -> None:
+    if connection.in_transaction:
+        raise DjJobsError(
+            "Schedules cannot be changed or run inside a transaction, which would be committed. "
+            "End the transaction first, or call this outside its `with` block and outside make()."
+        )
 
 
 def _text_of(target: Any) -> str:

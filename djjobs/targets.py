@@ -53,7 +53,9 @@ def module_or_schema(name: str) -> Any:
 
 
 def schemas_of(pipeline: Any) -> list[Any]:
-    """The schemas of a module; or the schema, if it is one. Either may be given by its name."""
+    """The schemas of a module, or the schema itself. Either may be given by its name; or `module:Table`."""
+    if isinstance(pipeline, str) and ":" in pipeline:
+        return _schemas_with(tables_of([pipeline]))
     found = module_or_schema(pipeline) if isinstance(pipeline, str) else pipeline
     if not isinstance(found, ModuleType):
         return [found]
@@ -70,11 +72,13 @@ def _schemas_in(module: ModuleType) -> list[Any]:
         for value in vars(module).values()
         if isinstance(value, dj.Schema) and value.is_activated()
     }
-    own: list[Any] = [table for table in auto_populated(module) if _is_defined_in(table, module)]
-    for table in own:
-        if table.database not in schemas:
-            schemas[table.database] = dj.Schema(table.database, connection=table.connection, create_schema=False)
-    return list(schemas.values())
+    own = _schemas_with([table for table in auto_populated(module) if _is_defined_in(table, module)])
+    return list(({schema.database: schema for schema in own} | schemas).values())
+
+
+def _schemas_with(tables: Sequence[Any]) -> list[Any]:
+    databases = {table.database: table.connection for table in tables}
+    return [dj.Schema(name, connection=connection, create_schema=False) for name, connection in databases.items()]
 
 
 # -- modules ---------------------------------------------------------------------------------------------

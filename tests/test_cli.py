@@ -32,7 +32,7 @@ from djjobs.worker import WorkerOptions
 pytestmark = pytest.mark.only(engines=("postgresql",) if GENERATION == 2 else ("mysql",))
 
 LOOKING = ["worker", "status", "jobs", "workers"]
-CHANGING = ["schedule-jobs", "retry", "ignore", "cancel", "cleanup"]
+CHANGING = ["schedule", "scheduler", "schedule-jobs", "retry", "ignore", "cancel", "cleanup"]
 COMMANDS = [*LOOKING, *CHANGING, "check", "migrate", "demo"]
 
 

@@ -7,7 +7,7 @@ import os
 import signal
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
@@ -161,7 +161,7 @@ def test_a_firing_is_skipped_while_the_one_before_it_runs_and_the_other_schedule
 
 def test_one_that_does_not_lead_fires_nothing(lab: Lab, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO", "djjobs")
-    with running(lab, "scheduler", MODULE) as first:
+    with running(lab, "scheduler", MODULE, **SHORT_EXPIRY) as first:
         wait_for(lambda: leads(lab, first))
         name = lab.add(RESULT, due=True)
         assert lab.fire() == 0
@@ -194,14 +194,14 @@ def test_a_leader_that_is_stopped_hands_over_at_once_and_gives_back_what_it_runs
 
 def test_a_firing_whose_scheduler_was_killed_is_taken_up_again_under_the_same_row(lab: Lab) -> None:
     name = lab.add(RESULT, due=True)
-    with lab.closed(), running(lab, "scheduler", MODULE, **SHORT_EXPIRY) as first:
+    with lab.closed(), ExitStack() as stack:
+        both = [stack.enter_context(running(lab, "scheduler", MODULE, **SHORT_EXPIRY)) for _ in range(2)]
         wait_for(lambda: lab.told)
-        with running(lab, "scheduler", MODULE, **SHORT_EXPIRY) as second:
-            wait_for(lambda: "stands by" in second.log)
-            first.kill()
-            wait_for(lambda: leads(lab, second))
-            lab.open()
-            wait_for(lambda: lab.states(name) == ["done"])
+        first, second = sorted(both, key=lambda scheduler: not leads(lab, scheduler))
+        first.kill()
+        wait_for(lambda: leads(lab, second))
+        lab.open()
+        wait_for(lambda: lab.states(name) == ["done"])
     (firing,) = lab.firings(name)
     assert (firing.attempt, firing.outcome) == (2, "0 jobs scheduled in Result")
     assert [(told.word, told.attempt) for told in lab.told] == [("begin", 1), ("begin", 2), ("end", 2)]
@@ -210,16 +210,17 @@ def test_a_firing_whose_scheduler_was_killed_is_taken_up_again_under_the_same_ro
 
 def test_a_firing_that_takes_its_scheduler_with_it_is_given_up_in_the_end(lab: Lab) -> None:
     name = lab.add(RESULT, due=True)
-    with lab.closed():
-        for attempt in (1, 2, 3):
-            with running(lab, "scheduler", MODULE, DJJOBS_LEADER_EXPIRY="1") as scheduler:
-                wait_for(lambda attempt=attempt: len(lab.told) == attempt)
-                scheduler.kill()
-        with running(lab, "scheduler", MODULE, DJJOBS_LEADER_EXPIRY="1") as scheduler:
-            wait_for(lambda: lab.states(name) == ["failed"])
+    few = {"DJJOBS_LEADER_EXPIRY": "1", "DJJOBS_MAX_CRASHES": "2"}
+    with lab.closed(), ExitStack() as stack:
+        schedulers = [stack.enter_context(running(lab, "scheduler", MODULE, **few)) for _ in range(3)]
+        for attempt in (1, 2):
+            wait_for(lambda attempt=attempt: len(lab.told) == attempt)
+            leader = next(scheduler for scheduler in schedulers if leads(lab, scheduler))
+            leader.kill()
+        wait_for(lambda: lab.states(name) == ["failed"])
     (firing,) = lab.firings(name)
-    assert firing.outcome.startswith("Given up: its process died 3 times, the last time on ")
-    assert len(lab.told) == 3
+    assert firing.outcome.startswith("Given up: its process died 2 times, the last time on ")
+    assert len(lab.told) == 2
 
 
 def test_a_firing_whose_own_process_dies_has_failed(lab: Lab) -> None:
@@ -307,6 +308,36 @@ def test_of_three_schedulers_the_leader_is_killed_again_and_again_and_every_firi
         assert lab.schedule(name).next_time == expected
     taken_up = [firing for firing in lab.firings() if firing.attempt > 1]
     print(f"{len(lab.firings())} firings, {len(taken_up)} taken up again, {Counter(lab.states())}")
+
+
+def test_a_scheduler_whose_connections_the_server_ends_goes_on(lab: Lab, engine: str) -> None:
+    """Those of the scheduler and of a firing that runs, which is carried out on a new one."""
+    slow, ticking = lab.add(RESULT, due=True), lab.add(PLOT, every=1)
+    with lab.closed(), running(lab, "scheduler", MODULE, **SHORT_EXPIRY) as scheduler:
+        wait_for(lambda: lab.told and "done" in lab.states(ticking))
+        end_other_connections(lab, engine)
+        count = len(lab.firings(ticking))
+        lab.open()
+        wait_for(lambda: lab.states(slow) == ["done"] and len(lab.firings(ticking)) >= count + 2)
+        assert leads(lab, scheduler)
+        scheduler.send(signal.SIGTERM)
+        scheduler.end()
+    assert set(lab.states(ticking)) <= {"done", "failed", "running"}
+
+
+def end_other_connections(lab: Lab, engine: str) -> None:
+    """All but ours: of this server nobody else has any."""
+    query = lab.schema.connection.query
+    if engine == "postgresql":
+        others = "pid <> pg_backend_pid() AND backend_type = 'client backend'"
+        query(f"SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE {others}")
+        return
+    mine = query("SELECT CONNECTION_ID()").fetchone()[0]
+    found = query("SELECT id FROM information_schema.processlist WHERE command IN ('Sleep', 'Query')").fetchall()
+    for (number,) in found:
+        if number != mine:
+            with suppress(Exception):  # it may be gone by now
+                query(f"KILL {number}")
 
 
 # -- beside a worker --------------------------------------------------------------------------------------------

@@ -533,6 +533,18 @@ def test_in_python_the_same_is_refused(lab: Lab) -> None:
     assert rows_of(djjobs.schedules(lab.schema)) == []
 
 
+def test_inside_a_transaction_nothing_is_changed_or_run(lab: Lab) -> None:
+    name = lab.add(RESULT)
+    for call in (
+        lambda: djjobs.add_schedule(PLOT, every=60),
+        lambda: djjobs.remove_schedule(lab.schema, name),
+        lambda: djjobs.run_schedule_now(lab.schema, name),
+    ):
+        with pytest.raises(DjJobsError, match="inside a transaction"), lab.schema.connection.transaction:
+            call()
+    assert [row["name"] for row in rows_of(djjobs.schedules(lab.schema))] == [name]
+
+
 def test_without_the_library_a_cron_line_says_what_to_install(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "cronsim", None)
     with pytest.raises(DjJobsError, match=r"pip install 'djjobs\[cli\]'"):

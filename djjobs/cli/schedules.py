@@ -73,7 +73,7 @@ def add(
     name = add_schedule(
         target, every=every, cron=cron, timezone=timezone, jobs=jobs or None, cleanup=cleanup, name=name
     )
-    rows = [row for row in listed(schemas_of(target.partition(":")[0])) if row["name"] == name]
+    rows = [row for row in listed(schemas_of(target)) if row["name"] == name]
     for row in rows:
         click.echo(f"{name} in {row['schema']}: next {_moment(row, 'next_time')}")
     _warn_if_nobody_fires(rows)
