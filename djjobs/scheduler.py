@@ -159,7 +159,7 @@ class Scheduler:
         except Exception as error:
             self._faults += 1
             db = watch.timetable.queue.db
-            words = watch.timetable.database, describe(error)
+            words = watch.timetable.database, describe(error).splitlines()[0]
             logger.warning("Schedules of %s wait: %s", *words, exc_info=not db.is_transient(error))
             watch.next_look = watch.next_sign = time.monotonic() + _PAUSE
             if db.is_lost(error):

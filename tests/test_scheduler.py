@@ -279,8 +279,10 @@ def test_of_three_schedulers_the_leader_is_killed_again_and_again_and_every_firi
     names = [lab.add(RESULT, every=1, name="fast"), lab.add(PLOT, every=1.5, name="odd")]
     first_due = {name: lab.schedule(name).next_time for name in names}
     kills = 0
+    # One firing may be hit by several of the kills.
+    patient = {**SHORT_EXPIRY, "DJJOBS_MAX_CRASHES": "100"}
     with ExitStack() as stack:
-        schedulers = [stack.enter_context(running(lab, "scheduler", MODULE, **SHORT_EXPIRY)) for _ in range(3)]
+        schedulers = [stack.enter_context(running(lab, "scheduler", MODULE, **patient)) for _ in range(3)]
         leader: Command | None = None
         while kills < 5:
             leader = wait_for(lambda: next((s for s in schedulers if leads(lab, s)), None))
@@ -290,7 +292,7 @@ def test_of_three_schedulers_the_leader_is_killed_again_and_again_and_every_firi
             leader.kill()
             kills += 1
             schedulers.remove(leader)
-            schedulers.append(stack.enter_context(running(lab, "scheduler", MODULE, **SHORT_EXPIRY)))
+            schedulers.append(stack.enter_context(running(lab, "scheduler", MODULE, **patient)))
         wait_for(lambda: any(leads(lab, s) for s in schedulers))
         before = len(lab.firings())
         wait_for(lambda: len(lab.firings()) >= before + 4)
@@ -322,7 +324,7 @@ def test_a_scheduler_whose_connections_the_server_ends_goes_on(lab: Lab, engine:
         assert leads(lab, scheduler)
         scheduler.send(signal.SIGTERM)
         scheduler.end()
-    assert set(lab.states(ticking)) <= {"done", "failed", "running"}
+    assert "Traceback" not in scheduler.log
 
 
 def end_other_connections(lab: Lab, engine: str) -> None:
