@@ -398,12 +398,15 @@ def test_only_the_leader_can_fire_and_a_firing_cannot_be_doubled(lab: Lab) -> No
     assert lab.firings() == [] and lab.schedule(name).next_time == schedule.next_time
     firing, skipped = timetable.fire(schedule, now, me)
     assert firing is not None and not skipped
-    assert timetable.fire(schedule, now, me) == (None, ""), "it has seen the time at which it was due before"
+    assert timetable.fire(schedule, now, me) == (None, "")
+    assert timetable.end(firing, "done", "")
+    stale = timetable.fire(schedule, now + 3 * HOUR, me)
+    assert stale == (None, "") and len(lab.firings()) == 1, "it is not due at that time any more"
     timetable.resign(me)
     assert timetable.lead(other)
     assert not timetable.lead(me)
-    assert timetable.take_up(firing, other) is None, "its process is taken to be alive"
-    assert len(lab.firings()) == 1
+    by_hand, _ = timetable.fire_by_hand(name)
+    assert timetable.take_up(by_hand, other) is None, "its process is taken to be alive"
 
 
 def test_a_leader_that_died_between_two_statements_has_lost_nothing(lab: Lab) -> None:
