@@ -308,6 +308,7 @@ def test_of_three_schedulers_the_leader_is_killed_again_and_again_and_every_firi
             assert (firing.missed_since or firing.fire_time) == expected
             expected = firing.fire_time + interval * SECOND
         assert lab.schedule(name).next_time == expected
+        assert lab.states(name).count("done") >= 3
     taken_up = [firing for firing in lab.firings() if firing.attempt > 1]
     print(f"{len(lab.firings())} firings, {len(taken_up)} taken up again, {Counter(lab.states())}")
 
