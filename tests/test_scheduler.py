@@ -294,8 +294,8 @@ def test_of_three_schedulers_the_leader_is_killed_again_and_again_and_every_firi
             schedulers.remove(leader)
             schedulers.append(stack.enter_context(running(lab, "scheduler", MODULE, **patient)))
         wait_for(lambda: any(leads(lab, s) for s in schedulers))
-        before = len(lab.firings())
-        wait_for(lambda: len(lab.firings()) >= before + 4)
+        # On a busy machine many are skipped: some have to have happened.
+        wait_for(lambda: all(lab.states(name).count("done") >= 3 for name in names), timeout=60)
         for scheduler in schedulers:
             scheduler.send(signal.SIGTERM)
         for scheduler in schedulers:
@@ -308,7 +308,6 @@ def test_of_three_schedulers_the_leader_is_killed_again_and_again_and_every_firi
             assert (firing.missed_since or firing.fire_time) == expected
             expected = firing.fire_time + interval * SECOND
         assert lab.schedule(name).next_time == expected
-        assert lab.states(name).count("done") >= 3
     taken_up = [firing for firing in lab.firings() if firing.attempt > 1]
     print(f"{len(lab.firings())} firings, {len(taken_up)} taken up again, {Counter(lab.states())}")
 
