@@ -232,7 +232,8 @@ class Scheduler:
             _tell(logging.INFO, firing, "fired", "fired")
             self._start(_Running(watch.timetable, schedule, firing))
         else:
-            # Somebody changed the schedule just now; or this process was asleep, and does not lead any more.
+            # Fired by a leader that died then; or somebody changed it just now; or this process was asleep, and does
+            # not lead any more.
             watch.next_sign = 0.0
         return 0.0
 

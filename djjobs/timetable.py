@@ -184,18 +184,27 @@ class Timetable:
         str
             Why it was skipped; empty if it was not.
         """
-        due, fire_time = schedule.next_time, schedule.rule.latest(schedule.next_time, now)
-        firing = Firing(schedule.name, fire_time, new_token())
-        engine, guard = self.queue.engine, {"due": due, "leader": leader}
-        about = {**guard, "missed_since": due if fire_time > due else None, "by_hand": 0}
+        due, engine, guard = schedule.next_time, self.queue.engine, {"due": schedule.next_time, "leader": leader}
+        entered = self._execute(engine.entered_already, name=schedule.name, due=due).fetchone()[0]
+        if entered is not None:
+            self._advance(schedule, entered, entered, guard)
+            return None, ""
+        firing = Firing(schedule.name, schedule.rule.latest(due, now), new_token())
+        about = {**guard, "missed_since": due if firing.fire_time > due else None, "by_hand": 0}
         mine, skipped = self._insert(firing, "running", "", engine.still_due, **about), ""
         if not mine:
             why = self._why_skipped(schedule.name)
             skipped = why if self._insert(firing, "skipped", why, engine.still_due, **about) else ""
-        following = schedule.rule.following(due, now)
-        parts = {"fired": self.queue.sql(engine.fired, firings=self.firings.full_table_name)}
-        self._execute(engine.advance, parts, name=schedule.name, fire_time=fire_time, next=following, **guard)
+        self._advance(schedule, firing.fire_time, now, guard)
         return (firing if mine else None), skipped
+
+    def _advance(
+        self, schedule: Schedule, fire_time: datetime.datetime, now: datetime.datetime, guard: dict[str, Any]
+    ) -> None:
+        parts = {"fired": self.queue.sql(self.queue.engine.fired, firings=self.firings.full_table_name)}
+        following = schedule.rule.following(schedule.next_time, now)
+        token = {"name": schedule.name, "fire_time": fire_time}
+        self._execute(self.queue.engine.advance, parts, next=following, **token, **guard)
 
     def fire_by_hand(self, name: str) -> tuple[Firing, str]:
         """An extra firing, now; and why it was skipped, if it was."""

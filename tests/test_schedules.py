@@ -420,8 +420,10 @@ def test_a_leader_that_died_between_two_statements_has_lost_nothing(lab: Lab) ->
     lab.timetable.schedules.update1({"name": name, "next_time": schedule.next_time})
     lab.timetable.resign(dead)
     assert lab.timetable.lead(heir)
-    assert lab.timetable.fire(schedule, firing.fire_time, heir) == (None, "")
+    much_later = lab.timetable.now() + 5 * HOUR
+    assert lab.timetable.fire(schedule, much_later, heir) == (None, ""), "what was due since then comes next"
     assert lab.schedule(name).next_time == firing.fire_time + HOUR
+    assert len(lab.firings()) == 1
     lab.timetable.resign(heir)
     expired = lab.timetable.now()
     lab.timetable.firings.update1({"name": name, "fire_time": firing.fire_time, "expires": expired})

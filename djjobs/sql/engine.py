@@ -344,6 +344,11 @@ class Engine(ABC):
         {or_skip_firing}"""
     still_due = "AND enabled <> 0 AND next_time = %(due)s AND " + _leading
 
+    #: What an earlier leader entered before it died, without having said when the schedule is due again.
+    entered_already = (
+        "SELECT MAX(fire_time) FROM {firings} WHERE name = %(name)s AND fire_time >= %(due)s AND by_hand = 0"
+    )
+
     #: The schedule was fired, by this or by an earlier leader that died then: it is due at another time.
     advance = (
         """
