@@ -18,6 +18,15 @@ from .policy import exponential
 from .queue import jobs, workers
 from .run import Run, runs
 from .running import current_job
+from .schedules import (
+    add_schedule,
+    firings,
+    pause_schedule,
+    remove_schedule,
+    resume_schedule,
+    run_schedule_now,
+    schedules,
+)
 from .settings import settings
 from .status import status
 
@@ -32,13 +41,20 @@ __all__ = [
     "LeaseLost",
     "Run",
     "RunTimeout",
+    "add_schedule",
     "adopt",
     "current_job",
     "exponential",
+    "firings",
     "flush_events",
     "jobs",
     "migrate",
+    "pause_schedule",
+    "remove_schedule",
+    "resume_schedule",
+    "run_schedule_now",
     "runs",
+    "schedules",
     "settings",
     "status",
     "workers",

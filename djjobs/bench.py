@@ -44,6 +44,8 @@ class WorkerOptions:
         How long running jobs may go on after a SIGTERM. Defaults to ``djjobs.settings.grace``.
     once : bool
         Run one job, if there is one, and end. Defaults to False.
+    with_scheduler : bool
+        Also fire the schedules of the tables' schemas, in a process beside the slots. Defaults to False.
     """
 
     processes: int = 1
@@ -56,6 +58,7 @@ class WorkerOptions:
     max_jobs_per_process: int | None = None
     grace: float | None = None
     once: bool = False
+    with_scheduler: bool = False
 
     def check(self) -> None:
         """Raise if something cannot be meant so."""

@@ -18,10 +18,11 @@ import datajoint as dj
 from .compat import AccessError, datajoint_api
 from .database import connected
 from .pipeline import auto_populated
-from .queue import version_of
+from .queue import Queue, version_of
 from .settings import settings
 from .sql import engine_for
 from .tables import JobControl, Jobs, Runs, Workers
+from .timetable import Timetable
 
 __all__ = ["Finding", "check"]
 
@@ -89,6 +90,7 @@ def check(schema_or_module: Any = None) -> list[Finding]:
     ]
     for database, targets in databases.items():
         looks.append((f"queue of {database}", lambda database=database: _queue(connection, database)))  # type: ignore[misc]
+        looks.append((f"schedules of {database}", lambda database=database: _schedules(connection, database)))  # type: ignore[misc]
         looks.append(
             (
                 f"rights in {database}",
@@ -227,6 +229,23 @@ def _queue(connection: Any, database: str) -> Iterator[Finding]:
         yield Finding("warning", subject, "Whoever made it did not finish.", "Nothing to do: the next use will.")
     else:
         yield Finding("ok", subject, f"~jobs is up to date and holds {len(jobs)} jobs.")
+
+
+def _schedules(connection: Any, database: str) -> Iterator[Finding]:
+    """Nothing where there are none."""
+    if any(not table.is_declared for table in Timetable.tables_in(connection, database)):
+        return
+    timetable, subject = Timetable(Queue(connection, database)), f"schedules of {database}"
+    awake = [schedule for schedule in timetable.everything() if schedule.enabled]
+    if not awake:
+        return
+    leader = timetable.living_leader()
+    if leader is None:
+        targets = " ".join(sorted({schedule.target.partition(":")[0] for schedule in awake}))
+        remedy = f"Type: djjobs scheduler {targets} (or give a worker the option --with-scheduler)"
+        yield Finding("warning", subject, f"Nobody fires them: {len(awake)} wait, and no scheduler runs.", remedy)
+    else:
+        yield Finding("ok", subject, f"{len(awake)}, fired by {leader.where}.")
 
 
 def _rights(server: _Server, database: str, targets: list[Any]) -> Iterator[Finding]:

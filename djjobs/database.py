@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -14,9 +15,10 @@ from datajoint.errors import MissingTableError, QuerySyntaxError, UnknownAttribu
 from .compat import AccessError, LostConnectionError, datajoint_api
 from .errors import DjJobsError
 from .outbox import Outbox
+from .settings import settings
 from .sql import Engine, engine_for
 
-__all__ = ["Database", "connected", "explained"]
+__all__ = ["Database", "connect", "connected", "explained"]
 
 _TRIES = 10
 T = TypeVar("T")
@@ -192,6 +194,21 @@ def explained(connection: Any, table: str, doing: str) -> Iterator[None]:
         if message is None:
             raise
         raise DjJobsError(f"Cannot {doing} {table}: {message}") from error
+
+
+def connect() -> Any:
+    """The connection that DataJoint is configured for.
+
+    DataJoint 0.14 asks for what it is not told; where nobody can answer, that is an error.
+    """
+    settings.insist_on_environment()
+    nameless = dj.config["database.user"] is None or dj.config["database.password"] is None
+    if nameless and not sys.stdin.isatty():
+        raise DjJobsError(
+            "Cannot connect: DataJoint knows no user and password. "
+            "Set DJ_HOST, DJ_USER and DJ_PASS, or write them into DataJoint's configuration file."
+        )
+    return connected()
 
 
 def connected() -> Any:

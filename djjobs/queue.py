@@ -11,7 +11,17 @@ from .compat import AccessError, datajoint_api
 from .database import Database, explained
 from .errors import DjJobsError
 from .settings import settings
-from .tables import JSON_COLUMNS, UNFINISHED_MARK, VERSION_MARK, JobControl, Jobs, Runs, Workers, job_columns
+from .tables import (
+    JSON_COLUMNS,
+    UNFINISHED_MARK,
+    VERSION_MARK,
+    JobControl,
+    Jobs,
+    QueueTable,
+    Runs,
+    Workers,
+    job_columns,
+)
 
 __all__ = ["Queue", "jobs", "queue_of", "workers"]
 
@@ -71,9 +81,7 @@ class Queue:
             self.jobs.drop_quick()
         if not self.runs.is_declared:
             # Before `~jobs`, whose comment says when all is there.
-            self.runs.declare()
-            if self.engine.after_declare_runs:
-                self.execute(self.engine.after_declare_runs)
+            self.declare(self.runs)
         if not self.jobs.is_declared:
             self.jobs = Jobs(self.db.connection, self.database)
             self.jobs.declare()
@@ -83,6 +91,12 @@ class Queue:
         for table in (self.control, self.workers):
             if not table.is_declared:
                 table.declare()
+
+    def declare(self, table: QueueTable) -> None:
+        """Declare a table that belongs to the queue and has texts of any language."""
+        table.declare()
+        if self.engine.any_language:
+            self.db.execute(self.sql(self.engine.any_language, table=table.full_table_name))
 
     def _insist_on_version(self) -> None:
         if version_of(self.jobs) == "current":

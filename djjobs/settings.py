@@ -121,6 +121,9 @@ class Settings:
     events : bool
         Schedule what an insert upstream of a table brings, and clean up after a delete. A table's own `events` goes
         first. Defaults to True.
+    leader_expiry : float
+        Another scheduler takes over when the one that fires schedules was not heard of for so many seconds.
+        Defaults to 30.
     """
 
     min_scheduling_interval = _ConfigSetting(5.0, check_seconds)
@@ -133,6 +136,7 @@ class Settings:
     retention = _Setting(30 * 86400.0, check_seconds)
     reconnect_timeout = _Setting(60.0, check_seconds)
     events = _Setting(True, _check_flag)
+    leader_expiry = _Setting(30.0, _check_some_seconds)
 
     def __init__(self) -> None:
         self._complaint = ""

@@ -1,4 +1,4 @@
-"""The tables of a queue, as ordinary DataJoint tables: `~jobs`, `~jobs_control`, `~workers` and `~runs`."""
+"""The tables of a queue, as ordinary DataJoint tables: `~jobs` and what belongs to it."""
 
 from __future__ import annotations
 
@@ -18,9 +18,12 @@ __all__ = [
     "STATUSES",
     "UNFINISHED_MARK",
     "VERSION_MARK",
+    "Firings",
     "JobControl",
     "Jobs",
+    "Leader",
     "Runs",
+    "Schedules",
     "Workers",
     "job_columns",
 ]
@@ -251,3 +254,75 @@ class Runs(QueueTable):
             error_message_length=ERROR_MESSAGE_LENGTH,
             **datajoint_api.types,
         )
+
+
+class Schedules(QueueTable):
+    """`~schedules`: what is to be done in this schema from time to time."""
+
+    _name = "~schedules"
+
+    @property
+    def definition(self) -> str:
+        return """# djjobs: what is done from time to time in {database}; all times are UTC
+        name : varchar(100)
+        ---
+        target : varchar(255)  # the tables, as `module` or `module:Table`
+        what : varchar(16)  # jobs, cleanup or both
+        every=null : {real}  # seconds from one due time to the next
+        cron="" : varchar(255)  # or a cron line
+        timezone="UTC" : varchar(64)  # the time zone of the cron line
+        enabled=1 : {small}  # 0 while paused
+        created_by="" : varchar(255)  # the database user
+        created=null : datetime(6)
+        next_time : datetime(6)  # when it is due
+        last_time=null : datetime(6)  # the due time of the last firing
+        last_state="" : varchar(16)  # running, done, failed or skipped
+        last_outcome="" : varchar({length})  # and what came of it
+        """.format(database=self.database, length=ERROR_MESSAGE_LENGTH, **datajoint_api.types)
+
+
+class Firings(QueueTable):
+    """`~firings`: the history of the schedules, one row a firing."""
+
+    _name = "~firings"
+
+    @property
+    def definition(self) -> str:
+        return """# djjobs: the firings of the schedules of {database}; all times are UTC
+        name : varchar(100)  # of the schedule
+        fire_time : datetime(6)  # when it was due, or asked for
+        ---
+        state : varchar(16)  # running, done, failed or skipped
+        running=null : {small}  # 1 while it runs: a schedule has no more than one such firing
+        missed_since=null : datetime(6)  # it also makes up for what was due from then on, when nobody ran
+        by_hand=0 : {small}  # 1 if somebody asked for it
+        attempt=1 : {whole}  # how often it was begun: once more each time its process died
+        runner=null : char(36)  # the token of the process that runs it
+        expires=null : datetime(6)  # until when that process is taken to be alive
+        user="" : varchar(255)  # its database user
+        host="" : varchar(255)  # and the host
+        pid=0 : {big}  # and the process
+        started=null : datetime(6)
+        ended=null : datetime(6)
+        outcome="" : varchar({length})
+        unique index (name, running)
+        """.format(database=self.database, length=ERROR_MESSAGE_LENGTH, **datajoint_api.types)
+
+
+class Leader(QueueTable):
+    """`~leader`: the scheduler that fires the schedules of this schema, as long as it is heard of."""
+
+    _name = "~leader"
+
+    @property
+    def definition(self) -> str:
+        return """# djjobs: who fires the schedules of {database}; all times are UTC
+        role : varchar(16)
+        ---
+        leader="" : char(36)
+        user="" : varchar(255)  # the database user
+        host="" : varchar(255)
+        pid=0 : {big}
+        since=null : datetime(6)
+        expires : datetime(6)  # another may take over after this
+        """.format(database=self.database, **datajoint_api.types)

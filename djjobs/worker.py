@@ -20,6 +20,7 @@ from .executing import Outcome, describe
 from .identity import Claimant
 from .keeper import Keeper
 from .keys import table_label
+from .scheduler import SchedulerBeside
 from .settings import settings
 from .slot_work import Shared, SlotWork
 from .slots import Crew, Death, Slot
@@ -82,6 +83,7 @@ class _Supervisor:
         self._wait, self._next_call = _FIRST_WAIT, 0.0
         self._last_job = time.monotonic()
         self._retiring = self._retries_wait = False
+        self._scheduler = SchedulerBeside([type(b.table) for b in benches]) if options.with_scheduler else None
 
     def run(self) -> int:
         finishers = [bench.finisher for bench in self._benches]
@@ -102,6 +104,8 @@ class _Supervisor:
                 self._supervise(keeper, bell, stop)
                 self._end(keeper, stop)
         finally:
+            if self._scheduler is not None:
+                self._scheduler.close()
             self._crew.end(_PATIENCE, keeper.release)
             with contextlib.suppress(Exception):
                 keeper.leave()
@@ -117,6 +121,8 @@ class _Supervisor:
             if bell.rings():
                 self._wait, self._next_call = _FIRST_WAIT, 0.0
             self._call_somebody()
+            if self._scheduler is not None:
+                self._scheduler.tick()
 
     def _patience(self) -> float:
         """How long to listen: short enough to see a signal, a time-out or a call coming."""

@@ -27,14 +27,14 @@ import djjobs as djjobs_package
 from djjobs import DjJobsError
 from djjobs.cli import logs, main
 from djjobs.cli.options import parse_duration
-from djjobs.cli.targets import module_or_schema, tables_of
+from djjobs.targets import module_or_schema, tables_of
 from djjobs.worker import WorkerOptions
 
 # What a command does with its words is the same on every engine; test_worker runs the longest of them on all.
 pytestmark = pytest.mark.only(engines=("postgresql",) if GENERATION == 2 else ("mysql",))
 
 LOOKING = ["worker", "status", "jobs", "runs", "workers"]
-CHANGING = ["schedule-jobs", "retry", "ignore", "cancel", "cleanup"]
+CHANGING = ["schedule", "scheduler", "schedule-jobs", "retry", "ignore", "cancel", "cleanup"]
 COMMANDS = [*LOOKING, *CHANGING, "check", "migrate", "demo"]
 
 

@@ -17,6 +17,8 @@ from .jobs import jobs
 from .migrate import migrate
 from .runs import runs
 from .schedule import schedule_jobs
+from .scheduler import scheduler
+from .schedules import schedule
 from .status import status
 from .worker import worker
 from .workers import workers
@@ -53,7 +55,7 @@ def main(context: click.Context) -> None:
 
 _COMMANDS = (
     (worker, status, jobs, runs, workers),
-    (schedule_jobs, retry, ignore, cancel, cleanup),
+    (schedule, scheduler, schedule_jobs, retry, ignore, cancel, cleanup),
     (check, migrate, demo),
 )
 for _group in _COMMANDS:

@@ -13,9 +13,8 @@ import click
 import datajoint as dj
 from datajoint.errors import DataJointError
 
-from ..database import connected, explained
+from ..database import connect, explained
 from ..errors import DjJobsError
-from ..settings import settings
 
 __all__ = ["Group", "connect"]
 
@@ -46,21 +45,6 @@ class Group(click.Group):
         if os.environ.get("NO_COLOR"):
             options.setdefault("color", False)
         return super().make_context(*arguments, **options)
-
-
-def connect() -> Any:
-    """The connection that DataJoint is configured for.
-
-    DataJoint 0.14 asks for what it is not told; where nobody can answer, that is an error.
-    """
-    settings.insist_on_environment()
-    nameless = dj.config["database.user"] is None or dj.config["database.password"] is None
-    if nameless and not sys.stdin.isatty():
-        raise DjJobsError(
-            "Cannot connect: DataJoint knows no user and password. "
-            "Set DJ_HOST, DJ_USER and DJ_PASS, or write them into DataJoint's configuration file."
-        )
-    return connected()
 
 
 def _keep_the_output_clean() -> None:

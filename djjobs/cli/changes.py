@@ -13,12 +13,12 @@ from ..database import explained
 from ..errors import JobNotCancellable
 from ..keys import table_label
 from ..run import Run
+from ..targets import schemas_of, tables_of
 from . import completion
 from .options import explaining_targets
 from .output import as_json_option, counted, print_json
 from .runs import find_run
 from .selection import Selection, selecting
-from .targets import schemas_of, tables_of
 
 __all__ = ["cancel", "cleanup", "ignore", "retry"]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import zoneinfo
 from contextlib import suppress
 from pathlib import Path
 
@@ -10,7 +11,10 @@ import click
 import datajoint as dj
 from click.shell_completion import CompletionItem
 
-__all__ = ["modules", "modules_and_schemas", "schemas"]
+from ..schedules import listed
+from ..targets import schemas_of
+
+__all__ = ["modules", "modules_and_schemas", "schedules", "schemas", "timezones"]
 
 
 def modules(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
@@ -24,13 +28,31 @@ def modules(ctx: click.Context, param: click.Parameter, incomplete: str) -> list
 def schemas(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
     """Schemas on the server, if DataJoint knows user and password: a prompt would hang the shell."""
     with suppress(Exception):
-        if dj.config["database.user"] is not None and dj.config["database.password"] is not None:
+        if _can_connect():
             return [CompletionItem(name) for name in sorted(dj.list_schemas()) if name.startswith(incomplete)]
     return []
 
 
 def modules_and_schemas(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
     return [*modules(ctx, param, incomplete), *schemas(ctx, param, incomplete)]
+
+
+def schedules(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """The names of the schedules of the pipeline that was typed before."""
+    with suppress(Exception):
+        if _can_connect():
+            names = {row["name"] for row in listed(schemas_of(ctx.params["pipeline"]))}
+            return [CompletionItem(name) for name in sorted(names) if name.startswith(incomplete)]
+    return []
+
+
+def timezones(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    names = sorted(zoneinfo.available_timezones())
+    return [CompletionItem(name) for name in names if name.lower().startswith(incomplete.lower())]
+
+
+def _can_connect() -> bool:
+    return dj.config["database.user"] is not None and dj.config["database.password"] is not None
 
 
 def _modules_in(folder: Path) -> set[str]:

@@ -10,11 +10,11 @@ import datajoint as dj
 from ..compat import datajoint_api
 from ..queue import jobs as jobs_of
 from ..tables import STATUSES
+from ..targets import module_or_schema, tables_of
 from . import completion
 from .options import explaining_targets
 from .output import as_json_option, counted, print_json, print_table, utc
 from .selection import Selection, selecting
-from .targets import module_or_schema, tables_of
 
 _FETCHED = (
     "key status attempt priority due_time user host pid timestamp run_duration error_message cancel_request".split()

@@ -10,9 +10,9 @@ import click
 from ..errors import DjJobsError
 from ..run import STATES, Run
 from ..run import runs as runs_of
+from ..targets import schemas_of
 from . import completion
 from .output import as_json_option, counted, print_json, print_table, utc
-from .targets import schemas_of
 
 __all__ = ["find_run", "runs"]
 

@@ -10,10 +10,10 @@ from typing import Any
 import click
 
 from ..run import Run
+from ..targets import tables_of
 from . import completion
 from .options import Condition, Duration, Moment, explaining_targets
 from .output import as_json_option, counted, print_json
-from .targets import tables_of
 
 __all__ = ["schedule_jobs"]
 

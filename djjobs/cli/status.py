@@ -7,10 +7,10 @@ import json
 import click
 
 from ..status import status as status_of
+from ..targets import module_or_schema
 from . import completion
 from .base import connect
 from .output import as_json_option, print_json
-from .targets import module_or_schema
 
 
 @click.command()

@@ -7,10 +7,10 @@ import sys
 import click
 
 from ..settings import settings
+from ..targets import tables_of
 from ..worker import WorkerOptions, run_worker
 from . import completion, logs
 from .options import Condition, Duration, explaining_targets
-from .targets import tables_of
 
 
 @click.command()
@@ -39,6 +39,7 @@ from .targets import tables_of
     type=Duration(),
     help=f"On SIGTERM or Ctrl-C, let running jobs go on for so long.  [default: {settings.grace:g}]",
 )
+@click.option("--with-scheduler", is_flag=True, help="Also fire the schedules of these tables' schemas.")
 @click.option("--quiet", is_flag=True, help="Log only warnings and errors.")
 @click.option("--json-logs", is_flag=True, help="Log one JSON object a line.")
 @explaining_targets
@@ -54,6 +55,7 @@ def worker(
     max_jobs_per_process: int | None,
     once: bool,
     grace: float | None,
+    with_scheduler: bool,
     quiet: bool,
     json_logs: bool,
 ) -> None:
@@ -70,6 +72,7 @@ def worker(
       djjobs worker my_pipeline.analysis --processes 8
       djjobs worker my_pipeline.ephys my_pipeline.analysis:Spectrum --order random
       djjobs worker my_pipeline.analysis --drain --restrict "subject = 'm1'"
+      djjobs worker my_pipeline.analysis --processes 4 --with-scheduler
       djjobs worker my_pipeline.analysis --walltime 11:50:00 --idle-timeout 10m --json-logs
     """
     logs.set_up(quiet=quiet, as_json=json_logs)
@@ -84,5 +87,6 @@ def worker(
         max_jobs_per_process=max_jobs_per_process,
         grace=grace,
         once=once,
+        with_scheduler=with_scheduler,
     )
     sys.exit(run_worker(tables_of(targets), options))

@@ -8,9 +8,9 @@ import click
 
 from ..compat import datajoint_api
 from ..queue import workers as workers_of
+from ..targets import schemas_of
 from . import completion
 from .output import as_json_option, print_json, print_table, utc
-from .targets import schemas_of
 
 _COLUMNS = (
     "schema",

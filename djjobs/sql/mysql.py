@@ -27,6 +27,8 @@ class MySQL(Engine):
     user = "`user`"
     or_skip = "ON DUPLICATE KEY UPDATE table_name = VALUES(table_name)"
     or_skip_worker = "ON DUPLICATE KEY UPDATE worker_id = VALUES(worker_id)"
+    or_skip_leader = "ON DUPLICATE KEY UPDATE role = VALUES(role)"
+    or_skip_schedule = or_skip_firing = "ON DUPLICATE KEY UPDATE name = VALUES(name)"
 
     own_connection_id = "SELECT CONNECTION_ID()"
     uptime = "SHOW GLOBAL STATUS LIKE 'Uptime'"
@@ -41,7 +43,7 @@ class MySQL(Engine):
         ALTER TABLE {jobs} DEFAULT CHARACTER SET utf8mb4, {modify_columns},
             RENAME INDEX table_name TO claim_in_order,
             COMMENT = '{comment}'"""
-    after_declare_runs = "ALTER TABLE {runs} CONVERT TO CHARACTER SET utf8mb4"
+    any_language = "ALTER TABLE {table} CONVERT TO CHARACTER SET utf8mb4 COLLATE utf8mb4_bin"
     # Other indexes fit the WHERE clause too; the optimizer must not pick one of them and sort.
     use_order_index = "FORCE INDEX (claim_in_order)"
     use_primary = "FORCE INDEX (PRIMARY)"

@@ -15,12 +15,12 @@ from typing import Any
 import datajoint as dj
 from datajoint.errors import DataJointError
 
-from ..compat import LostConnectionError, datajoint_api
-from ..errors import DjJobsError
-from ..mixin import JobsMixin
-from ..pipeline import auto_populated
-from ..sql import engine_for
-from .base import connect
+from .compat import LostConnectionError, datajoint_api
+from .database import connect
+from .errors import DjJobsError
+from .mixin import JobsMixin
+from .pipeline import auto_populated
+from .sql import engine_for
 
 __all__ = ["module_or_schema", "schemas_of", "tables_of"]
 
@@ -52,14 +52,16 @@ def module_or_schema(name: str) -> Any:
     raise DjJobsError(f"{name!r} is neither a module that can be imported from here nor a schema on the server.")
 
 
-def schemas_of(name: str) -> list[Any]:
-    """The schema of this name, or the schemas of the module."""
-    found = module_or_schema(name)
+def schemas_of(pipeline: Any) -> list[Any]:
+    """The schemas of a module, or the schema itself. Either may be given by its name; or `module:Table`."""
+    if isinstance(pipeline, str) and ":" in pipeline:
+        return _schemas_with(tables_of([pipeline]))
+    found = module_or_schema(pipeline) if isinstance(pipeline, str) else pipeline
     if not isinstance(found, ModuleType):
         return [found]
     schemas = _schemas_in(found)
     if not schemas:
-        raise DjJobsError(f"The module {name} has no schema and no Computed or Imported tables.")
+        raise DjJobsError(f"The module {found.__name__} has no schema and no Computed or Imported tables.")
     return schemas
 
 
@@ -70,11 +72,13 @@ def _schemas_in(module: ModuleType) -> list[Any]:
         for value in vars(module).values()
         if isinstance(value, dj.Schema) and value.is_activated()
     }
-    own: list[Any] = [table for table in auto_populated(module) if _is_defined_in(table, module)]
-    for table in own:
-        if table.database not in schemas:
-            schemas[table.database] = dj.Schema(table.database, connection=table.connection, create_schema=False)
-    return list(schemas.values())
+    own = _schemas_with([table for table in auto_populated(module) if _is_defined_in(table, module)])
+    return list(({schema.database: schema for schema in own} | schemas).values())
+
+
+def _schemas_with(tables: Sequence[Any]) -> list[Any]:
+    databases = {table.database: table.connection for table in tables}
+    return [dj.Schema(name, connection=connection, create_schema=False) for name, connection in databases.items()]
 
 
 # -- modules ---------------------------------------------------------------------------------------------
