@@ -11,7 +11,7 @@ from .scheduling import set_status
 
 __all__ = ["cancel", "cancel_run"]
 
-#: How often jobs of a run are looked for that others claim just then.
+#: How often jobs are looked for that others claim just then.
 _MOST_PASSES = 20
 
 
@@ -25,15 +25,10 @@ def cancel(queue: Queue, keys: Keys, force: bool = False) -> int:
 
 def cancel_run(queue: Queue, table_name: str, run_id: int, force: bool = False) -> int | None:
     """Call off a run and its jobs; return how many were cancelled or asked to stop, None if all were over."""
-    engine, cancelled, asked = queue.engine, 0, 0
+    engine = queue.engine
     called_off = queue.change(engine.cancel_run, run=run_id)
     chosen = queue.sql(engine.jobs_of_run)
-    for _ in range(_MOST_PASSES):
-        at_once, asked = _call_off(queue, table_name, chosen, force, engine.still_in_run, run=run_id)
-        cancelled += at_once
-        # A job that was claimed between two statements has escaped both.
-        if not queue.ask(engine.has_uncalled, run=run_id):
-            break
+    cancelled, asked = _call_off(queue, table_name, chosen, force, engine.still_in_run, run=run_id)
     return cancelled + asked if called_off or cancelled or asked else None
 
 
@@ -41,9 +36,17 @@ def _call_off(
     queue: Queue, table_name: str, chosen: str, force: bool, also: str = "", **also_by: Any
 ) -> tuple[int, int]:
     """Call off the chosen jobs; how many were cancelled, and how many are asked to stop."""
-    # Running jobs first: one that is given back meanwhile is found among the scheduled ones.
-    asked = _ask_running(queue, table_name, chosen, "force" if force else "cancel", also, **also_by)
-    return set_status(queue, table_name, chosen, ("scheduled",), "cancelled", also, **also_by), asked
+    how = "force" if force else "cancel"
+    has_uncalled = queue.sql(queue.engine.has_uncalled, chosen=chosen, also=also)
+    cancelled = asked = 0
+    for _ in range(_MOST_PASSES):
+        # Running jobs first: one that is given back meanwhile is found among the scheduled ones.
+        asked = _ask_running(queue, table_name, chosen, how, also, **also_by)
+        cancelled += set_status(queue, table_name, chosen, ("scheduled",), "cancelled", also, **also_by)
+        # One that was claimed between the two has escaped both.
+        if not queue.db.execute(has_uncalled, table=table_name, **also_by).fetchone()[0]:
+            break
+    return cancelled, asked
 
 
 def _ask_running(queue: Queue, table_name: str, chosen: str, how: str, also: str, **also_by: Any) -> int:

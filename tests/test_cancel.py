@@ -37,7 +37,11 @@ from workloads.squares import (
 )
 
 import djjobs
+from djjobs import cancelling
 from djjobs.budget import Pace
+from djjobs.claiming import Claims
+from djjobs.keys import Keys
+from djjobs.queue import Queue
 
 #: A job that is stopped ends long before this; one that is not would take twice as long.
 LONG = 40
@@ -120,6 +124,24 @@ def test_scheduled_jobs_are_cancelled_at_once(start: Any, log: CallLog, ends: Ca
     assert Square.populate(reserve_jobs=True)["success_count"] == 2
     assert log.numbers() == [3, 4]
     assert ends.lines() == []  # nothing of theirs was begun
+
+
+def test_a_job_that_is_claimed_just_then_does_not_escape(start: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Claimed after the running jobs were asked to stop, and before the scheduled ones are cancelled."""
+    Square = start(3)
+    table = Square()
+    queue = Queue.of(table.connection, table.database)
+    claims = Claims(queue, Keys(table, ("n = 2",), queue.engine))
+    cancel_scheduled = cancelling.set_status
+
+    def claim_first(*arguments: Any, **options: Any) -> int:
+        claims.take(1)
+        return cancel_scheduled(*arguments, **options)
+
+    monkeypatch.setattr(cancelling, "set_status", claim_first)
+    assert Square.cancel_jobs() == 3
+    assert (status_of(Square, 1), status_of(Square, 2), status_of(Square, 3)) == ("cancelled", "reserved", "cancelled")
+    assert job_of(Square, 2)["cancel_request"] == "cancel"
 
 
 def test_a_job_that_waits_for_its_next_try_is_cancelled_at_once(start: Any) -> None:

@@ -248,6 +248,12 @@ class Engine(ABC):
         FROM {jobs} AS job JOIN ({chosen}) AS chosen ON chosen.key_hash = job.key_hash
         WHERE job.table_name = %(table)s AND job.status = 'reserved' AND job.cancel_request <> ''
         GROUP BY job.worker_id"""
+    #: Whether some of them can still be called off.
+    has_uncalled = """
+        SELECT EXISTS (SELECT 1 FROM {jobs} AS job JOIN ({chosen}) AS chosen ON chosen.key_hash = job.key_hash
+                       WHERE job.table_name = %(table)s {also}
+                         AND (job.status = 'scheduled' OR (job.status = 'reserved' AND job.cancel_request = ''
+                                                           AND job.worker_id IS NOT NULL)))"""
     statuses_of = """
         SELECT job.status, COUNT(*)
         FROM {jobs} AS job JOIN ({chosen}) AS chosen ON chosen.key_hash = job.key_hash
@@ -307,13 +313,6 @@ class Engine(ABC):
     cancel_run = f"""
         UPDATE {{runs}} AS run SET cancel_time = {{now}}
         WHERE run.run_id = %(run)s AND run.cancel_time IS NULL AND {_an_open_job} IS NOT NULL"""
-
-    #: Whether jobs of a run can still be called off.
-    has_uncalled = """
-        SELECT COALESCE((SELECT 1 FROM {jobs} AS job
-                         WHERE job.run_id = %(run)s AND job.status IN ('scheduled', 'reserved')
-                           AND (job.status = 'scheduled' OR job.cancel_request = '')
-                         ORDER BY job.run_id, job.status LIMIT 1), 0)"""
 
     # A mark says who calls a hook. It is taken with the run's row locked by a statement of its own: the next one then
     # sees everything that whoever had the lock before has done, whatever the engine makes of a wait within one.
