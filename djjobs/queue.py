@@ -90,7 +90,7 @@ class Queue:
             self.jobs = Jobs(self.db.connection, self.database)
         for table in (self.control, self.workers):
             if not table.is_declared:
-                table.declare()
+                self.declare(table)
 
     def declare(self, table: QueueTable) -> None:
         """Declare a table that belongs to the queue and has texts of any language."""
