@@ -31,6 +31,7 @@ from workloads.lives import (
     own_number,
     populating,
     status_of,
+    uptime,
     worker_rows,
 )
 from workloads.squares import (
@@ -47,7 +48,6 @@ from workloads.squares import (
 
 import djjobs
 from djjobs.budget import Pace
-from djjobs.queue import Queue
 
 #: What a busy machine of two cores may add to everything that has a bound.
 SLACK = 10.0
@@ -78,11 +78,6 @@ def leases(monkeypatch: pytest.MonkeyPatch, standing: Standing) -> Callable[...,
     # who was heard last before the server was started is given more time
     wait_for(lambda: uptime(standing.schema) > 4)
     return set_both
-
-
-def uptime(table: Any) -> float:
-    queue = Queue.of(table.connection, table.database)
-    return float(queue.execute(queue.engine.uptime).fetchone()[1])
 
 
 def waiting_at(gate: Gate, log: CallLog, numbers: set[int]) -> Callable[..., None]:

@@ -8,15 +8,13 @@ import signal
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
 from helpers import wait_for
 from pipelines import Child, forked, in_processes, rows_of, statements_of
-from test_leases import uptime
-from workloads.lives import Gate, ago, forget_all_workers, kill_tree, populating
+from workloads.lives import Gate, ago, forget_all_workers, kill_tree, populating, uptime
 from workloads.squares import (
     CallLog,
     Standing,
@@ -25,7 +23,6 @@ from workloads.squares import (
     insert_square,
     made,
     rows_by_number,
-    standing_schema,
     statuses,
 )
 
@@ -37,30 +34,12 @@ from djjobs.worker import WorkerOptions, run_worker
 PATIENCE = 60
 
 
-@pytest.fixture(scope="module")
-def standing(server: Any) -> Iterator[Standing]:
-    with standing_schema() as standing:
-        yield standing
-
-
 @pytest.fixture
-def log(tmp_path: Path) -> CallLog:
-    return CallLog(tmp_path / "calls")
-
-
-@pytest.fixture
-def gate(tmp_path: Path) -> Iterator[Gate]:
-    gate = Gate(tmp_path / "gate")
-    yield gate
-    gate.open()
-
-
-@pytest.fixture
-def short_lease(monkeypatch: pytest.MonkeyPatch, server: Any) -> None:
+def short_lease(monkeypatch: pytest.MonkeyPatch, standing: Standing) -> None:
     """Here and in the processes to come. Other tests have a lease that does not end while they last."""
     monkeypatch.setattr(djjobs.settings, "lease", 5)
     monkeypatch.setattr(djjobs.settings, "heartbeat_interval", 0.5)
-    wait_for(lambda: uptime() > 6)
+    wait_for(lambda: uptime(standing.schema) > 6)
 
 
 class Hooks:

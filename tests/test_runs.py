@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import datetime
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -18,7 +17,6 @@ from workloads.squares import (
     insert_square,
     made,
     rows_by_number,
-    standing_schema,
     statuses,
 )
 
@@ -30,22 +28,9 @@ from djjobs.tables import JobControl
 DAY = 86400.0
 
 
-@pytest.fixture(scope="module")
-def standing(server: Any) -> Iterator[Standing]:
-    with standing_schema() as standing:
-        yield standing
-
-
 @pytest.fixture
 def start(standing: Standing) -> Callable[..., Any]:
     return standing.start_over
-
-
-@pytest.fixture
-def gate(tmp_path: Path) -> Iterator[Gate]:
-    gate = Gate(tmp_path / "gate")
-    yield gate
-    gate.open()
 
 
 def run_rows(Square: Any) -> list[dict[str, Any]]:

@@ -18,6 +18,7 @@ from helpers import wait_for
 from pipelines import Child, forked, rows_of
 
 import djjobs
+from djjobs.queue import Queue
 from workloads.squares import another_connection, change_jobs, insert_square, rows_by_number, squares
 
 
@@ -132,6 +133,12 @@ def lose(table: Any, numbers: Iterable[int], silent_for: float = 2.5, lease: flo
     changes = f"status='reserved', worker_id='{worker}', claim=7, host='gone.example', pid=4711, timestamp={now}"
     change_jobs(table, numbers, changes)
     return worker
+
+
+def uptime(table: Any) -> float:
+    """How many seconds the server of a table or schema has been up."""
+    queue = Queue.of(table.connection, table.database)
+    return float(queue.execute(queue.engine.uptime).fetchone()[1])
 
 
 def ago(connection: Any, seconds: float) -> str:
