@@ -317,6 +317,7 @@ class World:
     def sql(self, statement: str, queue: Queue | None = None, **parameters: Any) -> Any:
         queue = queue or self.queue
         times = {"back": queue.engine.seconds(str(2 * LEASE)), "some": queue.engine.seconds(str(LEASE // 2))}
+        times["short"] = queue.engine.seconds("2")
         tables = {"square": self.Square().full_table_name}
         return queue.db.execute(queue.sql(statement, **times, **tables), **parameters)
 
@@ -591,7 +592,8 @@ class Rules(RuleBasedStateMachine):
             assert self._recover(queue) == model.recover()
 
     def _let_lease_end(self, worker: str, queue: Queue) -> None:
-        statement = "UPDATE {workers} SET last_heartbeat = {now} - {back} WHERE worker_id = %(worker)s"
+        # By a short lease of its own: for who was heard before the server was started there are other rules.
+        statement = "UPDATE {workers} SET last_heartbeat = {now} - {short}, lease = 1 WHERE worker_id = %(worker)s"
         self.world.sql(statement, queue, worker=worker)
         if worker in self.model.workers:
             self.model.late.add(worker)
