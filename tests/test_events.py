@@ -787,7 +787,9 @@ def test_one_row_costs_what_it_brings_however_many_there_are(lab: Lab, engine: s
     acted()
     if not queue_is_full:
         djjobs.jobs(lab.schema).delete_quick()
-    lab.schema.connection.query(f"ANALYZE {'' if engine == 'postgresql' else 'TABLE '}{lab.Session.full_table_name}")
+    for table in (lab.Session(), djjobs.jobs(lab.schema)):
+        # what the server would do by and by: with figures from when a table was empty, any index will do for it
+        connection.query(f"ANALYZE {'' if engine == 'postgresql' else 'TABLE '}{table.full_table_name}")
     with HeldEvents([connection]) as events:
         for n, most in ((many, float("inf")), (many + 1, 600)):  # the first time it looks at the pipeline, too
             lab.Session.insert1({**S1, "session": n})
