@@ -28,6 +28,8 @@ class Sizes:
 
     def __init__(self, quick: bool) -> None:
         self.rounds = 1 if quick else 3
+        #: The fastest things need more of them to be told from the machine's moods.
+        self.schedulings = 1 if quick else 5
         self.keys, self.their_keys = (10_000, 1_000) if quick else (100_000, 10_000)
         #: Our jobs with one worker and with several; DataJoint is slower and gets fewer.
         self.jobs, self.their_jobs = ((500, 2_000), 500) if quick else ((2_000, 6_000), 1_000)
@@ -74,9 +76,9 @@ def start(engine: str) -> servers.PrivateServer:
 def _schedule(sizes: Sizes, settings: dict[str, Any], cell: str) -> Iterator[Figure]:
     ours = Pipeline("bench_schedule_ours", "ours").fill(sizes.keys)
     few = Pipeline("bench_schedule_few", "datajoint").fill(sizes.their_keys)
-    yield from schedule_new(ours, few, sizes.keys, sizes.their_keys, sizes.rounds, cell)
+    yield from schedule_new(ours, few, sizes.keys, sizes.their_keys, sizes.schedulings, cell)
     theirs = Pipeline("bench_schedule_theirs", "datajoint").fill(sizes.keys)
-    yield from schedule_again(ours, theirs, sizes.keys, sizes.rounds, cell)
+    yield from schedule_again(ours, theirs, sizes.keys, sizes.schedulings, cell)
 
 
 def _throughput(sizes: Sizes, settings: dict[str, Any], cell: str) -> Iterator[Figure]:
