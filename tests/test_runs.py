@@ -520,7 +520,6 @@ def test_a_run_is_counted_and_seen_to_end_by_the_index_of_its_jobs(start: Any, e
     statements = {
         queue.sql(queue.engine.count_in_runs, which=queue.engine.this_run): [small],
         queue.sql(queue.engine.find_over, which=queue.engine.of_runs, **leases): [small, large],
-        queue.sql(queue.engine.has_uncalled): [small, large],
     }
     for sql, runs in statements.items():
         for run in runs:
