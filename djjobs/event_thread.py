@@ -21,8 +21,8 @@ __all__ = ["courier"]
 
 logger = logging.getLogger("djjobs")
 
-#: What comes within so many seconds is acted on together; after a longer action, within twice its time.
-_TOGETHER, _LONGEST_PAUSE = 0.2, 5.0
+#: What comes within so many seconds is acted on together; while more and more comes, within up to so many.
+_TOGETHER, _LONGEST_PAUSE = 0.2, 3.0
 #: A connection that was not needed for so long is closed.
 _IDLE = 30.0
 #: How long a process that ends waits for what is still to be done.
@@ -140,7 +140,7 @@ class _Courier:
         return inbox
 
     def _act(self, inbox: dict[tuple[Any, str], Change]) -> None:
-        started, failures = time.monotonic(), self._agenda.failures
+        failures = self._agenda.failures
         try:
             for (server, _), change in inbox.items():
                 self._agenda.add(server, [change])
@@ -151,8 +151,8 @@ class _Courier:
         except Exception:
             logger.exception("Changes were not acted on; the next scheduling makes good for it.")
         finally:
-            self._pause = min(max(_TOGETHER, 2 * (time.monotonic() - started)), _LONGEST_PAUSE)
             with self._news:
+                self._pause = min(2 * self._pause, _LONGEST_PAUSE) if self._inbox else _TOGETHER
                 self._busy = False
                 self._news.notify_all()
 

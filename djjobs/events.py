@@ -29,6 +29,8 @@ __all__ = ["HeldEvents", "flush_events", "tell_of_inserts", "watch"]
 
 logger = logging.getLogger("djjobs")
 
+#: What rows come in that can be looked at twice.
+_COLLECTIONS = (list, tuple, np.ndarray, pd.DataFrame)
 #: While jobs follow each other, what they change is acted on every so many seconds.
 _BETWEEN_JOBS = 0.2
 
@@ -136,7 +138,7 @@ def _insert(insert: Any, table: Any, rows: Any, *arguments: Any, **options: Any)
 def _delete_quick(delete_quick: Any, table: Any, *arguments: Any, **options: Any) -> Any:
     count = delete_quick(table, *arguments, **options)
     if count != 0:
-        _tell(table, lambda name: Change(name, deleted=True))
+        _tell(table, lambda name, _: Change(name, deleted=True))
     return count
 
 
@@ -169,26 +171,24 @@ def _query(query: Any, connection: Any, *arguments: Any, **options: Any) -> Any:
 
 def tell_of_inserts(table: Any, rows: Any = None) -> None:
     """These rows were inserted into a table; without rows, some that are not known."""
-    if isinstance(rows, (list, tuple, np.ndarray, pd.DataFrame)) and not len(rows):
-        return
-
-    def change(name: str) -> Change:
-        attributes = tuple(table.primary_key)
-        return Change(name, attributes, _keys_of(table, attributes, rows))
-
-    _tell(table, change)
+    if not isinstance(rows, _COLLECTIONS) or len(rows):
+        _tell(table, lambda name, attributes: Change(name, attributes, _keys_of(table, attributes, rows)))
 
 
-def _tell(table: Any, change: Callable[[str], Change]) -> None:
+def _tell(table: Any, change: Callable[[str, tuple[str, ...]], Change]) -> None:
     """Pass on a change, if it may concern somebody. Never raises: the change itself was made."""
     try:
-        if table.table_name.startswith("~"):
+        # To put the full name together takes DataJoint longer than all of this.
+        name = table._support[0]
+        if name[0] not in '`"':
+            name = table.full_table_name
+        if name[name.index(".") + 2] == "~":
             return
-        connection, name = routed(table.connection), table.full_table_name
+        connection = routed(table.connection)
         outbox = Outbox.of(connection)
         if not registry.may_concern(outbox.server, name):
             return
-        what = change(name)
+        what = change(name, outbox.primary_key_of(name, table))
         if connection._in_transaction:
             outbox.wait_for_commit(what)
         else:
@@ -217,9 +217,10 @@ def _keys_of(table: Any, attributes: tuple[str, ...], rows: Any) -> list[tuple[A
     try:
         if isinstance(rows, pd.DataFrame) and len(rows) <= MOST_KEYS:
             rows = rows[list(attributes)].to_records(index=False)
-        if not isinstance(rows, (list, tuple, np.ndarray)) or len(rows) > MOST_KEYS:
+        if not isinstance(rows, _COLLECTIONS) or len(rows) > MOST_KEYS:
             return None
         keys, places = [], None
+        row: Any
         for row in rows:
             if isinstance(row, (dict, np.void, Mapping)):
                 keys.append(tuple([row[name] for name in attributes]))

@@ -84,6 +84,7 @@ class Outbox:
         self.age = _age
         self._uncommitted: dict[str, Change] = {}
         self._committed: dict[str, Change] = {}
+        self._primary_keys: dict[str, tuple[str, ...]] = {}
 
     @classmethod
     def of(cls, connection: Any) -> Outbox:
@@ -92,6 +93,12 @@ class Outbox:
             # What a parent process has not sent yet it will send itself.
             outbox = connection.__dict__[_NAME] = cls(connection)
         return outbox
+
+    def primary_key_of(self, name: str, table: Any) -> tuple[str, ...]:
+        """The names of a table's primary key, looked up once."""
+        if name not in self._primary_keys:
+            self._primary_keys[name] = tuple(table.primary_key)
+        return self._primary_keys[name]
 
     def wait_for_commit(self, change: Change) -> None:
         merge_into(self._uncommitted, change.table, change)

@@ -151,21 +151,21 @@ class _Registry:
         return [table for (where, _), table in list(self._tables.items()) if where == server]
 
     def _find_tables(self) -> None:
-        if not any(ref() is None or _has_table(ref()) for ref in self._without_table):
+        for ref in self._without_table:
+            table = ref()
+            if table is None or "database" in table.__dict__:
+                break
+        else:
             return
         with self._lock:
             waiting, self._without_table = self._without_table, []
             for ref in waiting:
                 table = ref()
-                if table is not None and _has_table(table):
+                if table is not None and table.__dict__.get("database") is not None:
                     self._tables[server_of(table._connection), _full_name(table)] = table  # type: ignore[attr-defined]
                 elif table is not None:
                     self._without_table.append(ref)
             self._downstream = {}
-
-
-def _has_table(table: Any) -> bool:
-    return table.__dict__.get("database") is not None
 
 
 def _full_name(table: Any) -> str:
