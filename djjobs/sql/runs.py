@@ -1,0 +1,138 @@
+"""The statements about runs and the hooks of their tables."""
+
+from __future__ import annotations
+
+
+class RunStatements:
+    """What can be done to the rows of `~runs`."""
+
+    add_run = """
+        INSERT INTO {runs} (run_id, table_name, name, restriction, {user}, host, pid, created, due_time, total, finish,
+                            ended_time)
+        VALUES (%(run)s, %(table)s, %(name)s, %(restriction)s, %(user)s, %(host)s, %(pid)s, {now}, {due}, %(total)s,
+                %(finish)s, CASE WHEN %(total)s = 0 THEN {now} END)"""
+
+    total_of_run = "SELECT total FROM {runs} WHERE run_id = %(run)s"
+
+    #: The runs that chosen jobs of some statuses are about to leave, and how many leave each.
+    count_leaving = """
+        SELECT job.run_id, COUNT(*)
+        FROM {jobs} AS job JOIN ({chosen}) AS chosen ON chosen.key_hash = job.key_hash
+        WHERE job.table_name = %(table)s AND job.status IN %(statuses)s AND job.run_id IS NOT NULL
+        GROUP BY job.run_id"""
+    shrink_run = "UPDATE {runs} SET total = total - %(count)s WHERE run_id = %(run)s"
+
+    #: Chosen jobs of some statuses are put back: their runs go on.
+    reopen_runs = """
+        UPDATE {runs} SET retry_time = {now}, cancel_time = NULL, ended_time = NULL
+        WHERE run_id IN (SELECT job.run_id
+                         FROM {jobs} AS job JOIN ({chosen}) AS chosen ON chosen.key_hash = job.key_hash
+                         WHERE job.table_name = %(table)s AND job.status IN %(statuses)s AND job.run_id IS NOT NULL)"""
+
+    find_run = """
+        SELECT run_id, table_name, name, restriction, {user}, host, pid, created, due_time, total, cancel_time,
+               retry_time, ended_time, {details}, {results}, error, prepared_time, finish
+        FROM {runs} WHERE run_id {which}"""
+
+    #: The jobs of runs that are still there, by status, and whether any has used up an attempt.
+    count_in_runs = """
+        SELECT run_id, status, COUNT(*), MAX(attempt) FROM {jobs} WHERE run_id {which} GROUP BY run_id, status"""
+
+    #: As `{which}`: one run, or those of a query.
+    this_run = "= %(run)s"
+    these_runs = "IN (SELECT run_id FROM ({query}) AS chosen)"
+
+    jobs_of_run = "SELECT DISTINCT key_hash FROM {jobs} WHERE run_id = %(run)s"
+    still_in_run = "AND job.run_id = %(run)s"
+
+    #: One is enough: PostgreSQL would collect them all for an EXISTS, or without an order read all jobs there are.
+    _an_open_job = """(SELECT 1 FROM {jobs} AS job
+                       WHERE job.run_id = run.run_id AND job.status IN ('scheduled', 'reserved')
+                       ORDER BY job.run_id, job.status LIMIT 1)"""
+
+    #: Call a run off, unless it is over or called off already.
+    cancel_run = f"""
+        UPDATE {{runs}} AS run SET cancel_time = {{now}}
+        WHERE run.run_id = %(run)s AND run.cancel_time IS NULL AND {_an_open_job} IS NOT NULL"""
+
+    # A mark says who calls a hook. It is taken with the run's row locked by a statement of its own: the next one then
+    # sees everything that whoever had the lock before has done, whatever the engine makes of a wait within one.
+    lock_preparing = """
+        SELECT prepared_time, prepare_worker, prepare_claim, prepare_job FROM {runs}
+        WHERE run_id = %(run)s FOR UPDATE"""
+
+    #: The mark to prepare a run lives as long as the job in whose name it was set is reserved by that claim.
+    take_preparing = """
+        UPDATE {runs} AS run SET prepare_worker = %(worker)s, prepare_claim = %(claim)s, prepare_job = %(key_hash)s
+        WHERE run.run_id = %(run)s AND run.prepared_time IS NULL
+          AND NOT EXISTS (SELECT 1 FROM {jobs} AS job
+                          WHERE job.run_id = run.run_id AND job.status = 'reserved'
+                            AND job.key_hash = run.prepare_job AND job.worker_id = run.prepare_worker
+                            AND job.claim = run.prepare_claim)"""
+
+    end_preparing = """
+        UPDATE {runs} SET details = %(details)s, prepared_time = {now}
+        WHERE run_id = %(run)s AND prepared_time IS NULL AND prepare_worker = %(worker)s
+          AND prepare_claim = %(claim)s AND prepare_job = %(key_hash)s"""
+
+    #: Over, and nobody has taken note of it; the mark to finish a run lives as long as its worker is heard of.
+    _over = f"""run.ended_time IS NULL AND {_an_open_job} IS NULL
+          AND (run.finish = 0
+               OR COALESCE((SELECT worker.last_heartbeat < {{now}} - {{own_lease}} FROM {{workers}} AS worker
+                            WHERE worker.worker_id = run.finish_worker),
+                           run.finish_since < {{now}} - {{lease}}, TRUE))"""
+
+    find_over = f"""
+        SELECT run.run_id, run.finish, CASE WHEN run.finish_worker IS NULL THEN 0 ELSE 1 END FROM {{runs}} AS run
+        WHERE {{which}} AND {_over} ORDER BY run.created"""
+    of_runs = "run.run_id IN %(runs)s"
+    of_table = "run.table_name = %(table)s"
+
+    end_run = f"""
+        UPDATE {{runs}} AS run SET ended_time = {{now}}
+        WHERE run.run_id = %(run)s AND run.finish = 0 AND run.ended_time IS NULL AND {_an_open_job} IS NULL"""
+
+    lock_finishing = """
+        SELECT finish_worker, finish_claim, finish_tries FROM {runs}
+        WHERE run_id = %(run)s AND finish = 1 FOR UPDATE"""
+
+    take_finishing = f"""
+        UPDATE {{runs}} AS run SET finish_worker = %(worker)s, finish_claim = %(claim)s, finish_since = {{now}},
+               finish_tries = run.finish_tries + 1
+        WHERE run.run_id = %(run)s AND run.finish = 1 AND {_over}"""
+
+    _no_mark = "finish_worker = NULL, finish_claim = NULL, finish_since = NULL"
+    _finished_by_me = """
+        WHERE run_id = %(run)s AND finish = 1 AND finish_worker = %(worker)s AND finish_claim = %(claim)s"""
+
+    end_finishing = (
+        f"UPDATE {{runs}} SET finish = 0, ended_time = {{now}}, results = %(results)s, error = '', {_no_mark}"
+        + _finished_by_me
+    )
+    #: After too many tries the run ends with the error.
+    fail_finishing = (
+        f"""
+        UPDATE {{runs}} SET finish = CASE WHEN finish_tries >= %(most)s THEN 0 ELSE 1 END,
+               ended_time = CASE WHEN finish_tries >= %(most)s THEN {{now}} END, error = %(message)s, {_no_mark}"""
+        + _finished_by_me
+    )
+    give_back_finishing = f"UPDATE {{runs}} SET finish_tries = finish_tries - 1, {_no_mark}" + _finished_by_me
+
+    #: A slot has died: the runs that it was finishing are for others to finish.
+    release_finishing = f"""
+        UPDATE {{runs}} SET {_no_mark}
+        WHERE table_name IN %(tables)s AND ended_time IS NULL AND finish_worker = %(worker)s
+          AND finish_claim BETWEEN %(first)s AND %(last)s"""
+
+    #: Runs of a table that are over, for whoever cleans up to take note of; `{finish}`: those that nobody will finish.
+    end_runs = f"""
+        UPDATE {{runs}} AS run SET ended_time = {{now}}, finish = 0
+        WHERE run.table_name = %(table)s AND run.ended_time IS NULL AND run.finish <= %(finish)s
+          AND {_an_open_job} IS NULL"""
+
+    #: Runs that ended long ago and that no job needs any more.
+    find_expired_runs = """
+        SELECT run.run_id FROM {runs} AS run
+        WHERE run.table_name = %(table)s AND run.ended_time < {now} - {retention}
+          AND NOT EXISTS (SELECT 1 FROM {jobs} AS job WHERE job.run_id = run.run_id)"""
+    delete_runs = "DELETE FROM {runs} WHERE run_id IN %(runs)s AND ended_time IS NOT NULL"

@@ -1,0 +1,112 @@
+"""The statements about schedules and their firings."""
+
+from __future__ import annotations
+
+
+class ScheduleStatements:
+    """What can be done to the rows of `~schedules`, `~firings` and `~leader`.
+
+    Each of these is a transaction by itself: a scheduler that is suspended keeps nothing locked that the next
+    leader needs. What a scheduler does for a schedule is guarded by its leadership, in the same statement.
+    """
+
+    server_time = "SELECT {now}"
+
+    _leading = """EXISTS (SELECT 1 FROM {leader}
+                       WHERE role = 'scheduler' AND leader = %(leader)s AND expires > {now})"""
+
+    add_leader = "INSERT INTO {leader} (role, expires) VALUES ('scheduler', {now}) {or_skip_leader}"
+
+    #: Lead, or go on leading; the row count says whether. `since` first: MySQL sets one column after the other.
+    lead = """
+        UPDATE {leader} SET since = CASE WHEN leader = %(leader)s THEN since ELSE {now} END, leader = %(leader)s,
+               {user} = %(user)s, host = %(host)s, pid = %(pid)s, expires = {now} + {expiry}
+        WHERE role = 'scheduler' AND (leader = %(leader)s OR expires <= {now})"""
+
+    resign = "UPDATE {leader} SET expires = {now} WHERE role = 'scheduler' AND leader = %(leader)s AND expires > {now}"
+
+    #: Who leads, until when, and what time it is; no row if nobody is known to be alive.
+    living_leader = "SELECT host, pid, expires, {now} FROM {leader} WHERE role = 'scheduler' AND expires > {now}"
+
+    add_schedule = """
+        INSERT INTO {schedules} (name, target, what, every, cron, timezone, created_by, created, next_time)
+        VALUES (%(name)s, %(target)s, %(what)s, %(every)s, %(cron)s, %(timezone)s, %(user)s, {now}, %(next)s)
+        {or_skip_schedule}"""
+
+    remove_schedule = "DELETE FROM {schedules} WHERE name = %(name)s"
+    forget_firings_of = "DELETE FROM {firings} WHERE name = %(name)s"
+
+    pause_schedule = "UPDATE {schedules} SET enabled = 0 WHERE name = %(name)s AND enabled <> 0"
+    resume_schedule = "UPDATE {schedules} SET enabled = 1, next_time = %(next)s WHERE name = %(name)s AND enabled = 0"
+
+    _schedules = "SELECT name, target, what, every, cron, timezone, enabled, next_time FROM {schedules} "
+    find_schedules = _schedules + "ORDER BY name"
+    find_schedule = _schedules + "WHERE name = %(name)s"
+
+    #: Nothing is inserted if the firing is there already, if another one of the schedule runs, or unless `{guard}`.
+    fire = """
+        INSERT INTO {firings} (name, fire_time, state, running, missed_since, by_hand, runner, expires, {user}, host,
+                               pid, started, ended, outcome)
+        SELECT due.schedule, %(fire_time)s, %(state)s, %(running)s, %(missed_since)s, %(by_hand)s, %(runner)s,
+               {now} + {expiry}, %(user)s, %(host)s, %(pid)s, {now}, CASE WHEN %(running)s IS NULL THEN {now} END,
+               %(outcome)s
+        FROM (SELECT name AS schedule FROM {schedules} WHERE name = %(name)s {guard}) AS due
+        {or_skip_firing}"""
+    still_due = "AND enabled <> 0 AND next_time = %(due)s AND " + _leading
+
+    #: What an earlier leader entered before it died, without having said when the schedule is due again.
+    entered_already = (
+        "SELECT MAX(fire_time) FROM {firings} WHERE name = %(name)s AND fire_time >= %(due)s AND by_hand = 0"
+    )
+
+    #: The schedule was fired, by this or by an earlier leader that died then: it is due at another time.
+    advance = (
+        """
+        UPDATE {schedules} SET next_time = %(next)s, last_time = %(fire_time)s, last_state = (SELECT state {fired}),
+               last_outcome = (SELECT outcome {fired})
+        WHERE name = %(name)s AND enabled <> 0 AND next_time = %(due)s AND EXISTS (SELECT 1 {fired}) AND """
+        + _leading
+    )
+    fired = "FROM {firings} AS fired WHERE fired.name = %(name)s AND fired.fire_time = %(fire_time)s"
+
+    running_firing = "SELECT fire_time, host, pid FROM {firings} WHERE name = %(name)s AND running = 1"
+
+    #: Firings whose process was not heard of for too long.
+    find_lost_firings = """
+        SELECT name, fire_time, runner, attempt, host, pid FROM {firings} WHERE running = 1 AND expires <= {now}"""
+
+    _still_lost = (
+        """
+        WHERE name = %(name)s AND fire_time = %(fire_time)s AND running = 1 AND runner = %(lost)s AND expires <= {now}
+          AND """
+        + _leading
+    )
+
+    take_up_firing = (
+        """
+        UPDATE {firings} SET runner = %(runner)s, attempt = attempt + 1, expires = {now} + {expiry},
+               {user} = %(user)s, host = %(host)s, pid = %(pid)s"""
+        + _still_lost
+    )
+
+    _my_firing = "WHERE name = %(name)s AND fire_time = %(fire_time)s AND running = 1 AND runner = %(runner)s"
+
+    keep_firings = "UPDATE {firings} SET expires = {now} + {expiry} WHERE running = 1 AND runner IN %(runners)s"
+
+    #: Before the firing itself ends: should its process die in between, it is taken up again and this is said again.
+    note_outcome = (
+        """
+        UPDATE {schedules} SET last_time = %(fire_time)s, last_state = %(state)s, last_outcome = %(outcome)s
+        WHERE name = %(name)s AND EXISTS (SELECT 1 FROM {firings} """
+        + _my_firing
+        + ")"
+    )
+
+    end_firing = (
+        "UPDATE {firings} SET state = %(state)s, running = NULL, ended = {now}, outcome = %(outcome)s " + _my_firing
+    )
+
+    #: Let the next leader have it at once, as if it had not been begun.
+    give_back_firing = "UPDATE {firings} SET expires = {now}, attempt = attempt - 1 " + _my_firing
+
+    forget_firings = "DELETE FROM {firings} WHERE running IS NULL AND fire_time < {now} - {retention}"
