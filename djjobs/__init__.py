@@ -16,7 +16,8 @@ from .mixin import Computed, Imported, JobsMixin
 from .pipeline import adopt
 from .policy import exponential
 from .queue import jobs, workers
-from .run import Run, runs
+from .run import Run
+from .run_rows import runs
 from .running import current_job
 from .schedules import (
     add_schedule,

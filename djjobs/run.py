@@ -6,127 +6,23 @@ import datetime
 import html
 import json
 import time
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
-from typing import Any, NamedTuple
-
-import pandas as pd
+from dataclasses import asdict
+from typing import Any
 
 from .cancelling import cancel_run
 from .database import explained
 from .errors import DjJobsError, JobNotCancellable, RunTimeout
 from .progress import RunBar
 from .queue import Queue, queue_of
+from .run_rows import RunRow, count_jobs, find_run
+from .run_state import Progress
 from .settings import check_seconds
-from .tables import Jobs, Runs
+from .tables import Jobs
 
-__all__ = ["STATES", "Progress", "Run", "RunsOfSchema", "runs", "state_of"]
-
-STATES = ("pending", "running", "done", "cancelling", "cancelled")
+__all__ = ["Run"]
 
 #: How long `wait` sleeps between two looks: the first time, and at most.
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.1, 5.0
-
-
-@dataclass(frozen=True)
-class Progress:
-    """How many jobs of a run there are of each status.
-
-    Attributes
-    ----------
-    total : int
-        How many there are.
-    scheduled, reserved, error, cancelled, ignore : int
-        How many have this status.
-    done : int
-        How many succeeded, or are gone from the queue.
-    """
-
-    total: int = 0
-    scheduled: int = 0
-    reserved: int = 0
-    done: int = 0
-    error: int = 0
-    cancelled: int = 0
-    ignore: int = 0
-
-    @classmethod
-    def of(cls, total: int, counts: Mapping[str, int]) -> Progress:
-        """From the jobs that are still there: of those that succeed, some tables keep none."""
-        left = {status: count for status, count in counts.items() if status != "success"}
-        # Every job that is there counts, whoever may have put it there.
-        total = max(total, sum(counts.values()))
-        return cls(total, done=total - sum(left.values()), **left)
-
-    @property
-    def open(self) -> int:
-        """How many are still to be done."""
-        return self.scheduled + self.reserved
-
-    @property
-    def over(self) -> int:
-        """How many are not to be done any more, whatever came of them."""
-        return self.total - self.open
-
-    @property
-    def fraction(self) -> float:
-        """How much of the run is over, from 0 to 1."""
-        return self.over / self.total if self.total else 1.0
-
-    def __str__(self) -> str:
-        others = {"failed": self.error, "cancelled": self.cancelled, "ignored": self.ignore, "running": self.reserved}
-        more = "".join(f", {count} {name}" for name, count in others.items() if count)
-        return f"{self.over} of {self.total} jobs over{more}"
-
-
-def state_of(progress: Progress, *, cancelled: bool, begun: bool, unfinished: bool) -> str:
-    """The state of a run. It is stored nowhere: this is the only place that knows.
-
-    Parameters
-    ----------
-    cancelled : bool
-        Whether somebody called the run off.
-    begun : bool
-        Whether a job was begun that is waiting again: for its next try, or because somebody put it back.
-    unfinished : bool
-        Whether the table's `finish_run` is still to be called.
-    """
-    if cancelled:
-        return "cancelling" if progress.open else "cancelled"
-    if progress.open:
-        return "running" if begun or progress.over or progress.reserved else "pending"
-    return "running" if unfinished else "done"
-
-
-class _Row(NamedTuple):
-    """A row of `~runs`, in the order of `find_run`."""
-
-    run_id: int
-    table_name: str
-    name: str
-    restriction: str
-    user: str
-    host: str
-    pid: int
-    created: datetime.datetime
-    due_time: datetime.datetime
-    total: int
-    cancel_time: datetime.datetime | None
-    retry_time: datetime.datetime | None
-    ended_time: datetime.datetime | None
-    details: str | None
-    results: str | None
-    error: str
-    prepared_time: datetime.datetime | None
-    finish: int
-
-    def state(self, progress: Progress, tried: bool) -> str:
-        return state_of(
-            progress,
-            cancelled=self.cancel_time is not None,
-            begun=tried or self.retry_time is not None,
-            unfinished=bool(self.finish),
-        )
 
 
 class Run:
@@ -147,7 +43,7 @@ class Run:
 
     def __init__(self, queue: Queue, run_id: int | None, scheduled: int, rate_limited: bool = False) -> None:
         self._queue, self.run_id, self.scheduled, self.rate_limited = queue, run_id, scheduled, rate_limited
-        self._known: _Row | None = None
+        self._known: RunRow | None = None
 
     @classmethod
     def of(cls, schema: Any, run_id: int) -> Run:
@@ -176,7 +72,7 @@ class Run:
     @classmethod
     def find(cls, queue: Queue, run_id: int) -> Run | None:
         """The run with this id, as it is now; None if there is none."""
-        row = _find(queue, run_id)
+        row = find_run(queue, run_id)
         if row is None:
             return None
         run = cls(queue, run_id, row.total)
@@ -274,10 +170,10 @@ class Run:
         """When somebody saw that it was over, in UTC."""
         return None if self.run_id is None else _utc(self._row().ended_time)
 
-    def _row(self) -> _Row:
+    def _row(self) -> RunRow:
         assert self.run_id is not None
         with self._explained("look at"):
-            row = _find(self._queue, self.run_id)
+            row = find_run(self._queue, self.run_id)
         if row is None:
             raise self._unknown(self._queue, self.run_id)
         return row
@@ -287,7 +183,7 @@ class Run:
             return "done", Progress()
         with self._explained("look at"):
             row = self._row()
-            counts, tried = _count(self._queue, self._queue.engine.this_run, run=self.run_id).get(
+            counts, tried = count_jobs(self._queue, self._queue.engine.this_run, run=self.run_id).get(
                 self.run_id, ({}, False)
             )
         progress = Progress.of(row.total, counts)
@@ -401,80 +297,6 @@ class Run:
         head = "".join(f"<th>{html.escape(name)}</th>" for name, _ in cells)
         body = "".join(f"<td>{html.escape(str(value))}</td>" for _, value in cells)
         return f"<table><tr>{head}</tr><tr>{body}</tr></table>"
-
-
-class RunsOfSchema(Runs):
-    """`~runs` of a schema. A DataJoint query; `status` adds the states."""
-
-    _queue: Queue
-
-    @classmethod
-    def of(cls, queue: Queue) -> RunsOfSchema:
-        view = cls.__new__(cls)
-        view.__dict__.update(queue.runs.__dict__, _queue=queue)
-        return view
-
-    def status(self) -> pd.DataFrame:
-        """How far the runs are, the latest first.
-
-        Returns
-        -------
-        pandas.DataFrame
-            Indexed by `run_id`: what each run is called, who asked for it and when, its state, and how many of its
-            jobs have which status.
-        """
-        queue, engine = self._queue, self._queue.engine
-        which = queue.sql(engine.these_runs, query=self.proj().make_sql())
-        rows = sorted(_rows(queue, which), key=lambda row: row.created, reverse=True)
-        counts = _count(queue, which)
-        lines = []
-        for row in rows:
-            of_run, tried = counts.get(row.run_id, ({}, False))
-            progress = Progress.of(row.total, of_run)
-            about = {
-                name: getattr(row, name) for name in ("run_id", "name", "table_name", "user", "created", "due_time")
-            }
-            ended = {"ended_time": row.ended_time, "finish_error": row.error}
-            lines.append({**about, "state": row.state(progress, tried), **asdict(progress), **ended})
-        columns = [
-            *("run_id", "name", "table_name", "user", "created", "due_time", "state"),
-            *asdict(Progress()),
-            *("ended_time", "finish_error"),
-        ]
-        return pd.DataFrame(lines, columns=columns).set_index("run_id")
-
-
-def runs(schema: Any) -> RunsOfSchema:
-    """`~runs` of a schema, as a DataJoint query; ``djjobs.runs(schema).status()`` says how far each is.
-
-    Parameters
-    ----------
-    schema : dj.Schema
-        An activated schema.
-    """
-    return RunsOfSchema.of(queue_of(schema))
-
-
-def _find(queue: Queue, run_id: int) -> _Row | None:
-    rows = _rows(queue, queue.engine.this_run, run=run_id)
-    return rows[0] if rows else None
-
-
-def _rows(queue: Queue, which: str, **parameters: Any) -> list[_Row]:
-    engine = queue.engine
-    texts = {name: engine.json_as_text(name) for name in ("details", "results")}
-    sql = queue.sql(engine.find_run, which=which, **texts)
-    return [_Row(*row) for row in queue.db.execute(sql, **parameters).fetchall()]
-
-
-def _count(queue: Queue, which: str, **parameters: Any) -> dict[int, tuple[dict[str, int], bool]]:
-    """The jobs of each run by status, and whether one of them has been tried."""
-    sql = queue.sql(queue.engine.count_in_runs, which=which)
-    counts: dict[int, tuple[dict[str, int], bool]] = {}
-    for run_id, status, count, attempt in queue.db.execute(sql, **parameters).fetchall():
-        of_run, tried = counts.get(run_id, ({}, False))
-        counts[run_id] = {**of_run, status: count}, tried or attempt > 0
-    return counts
 
 
 def _value(text: str | None) -> Any:

@@ -3,20 +3,15 @@
 from __future__ import annotations
 
 import datetime
-import os
 import secrets
-import signal
-import subprocess
-import sys
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import datajoint as dj
-import psutil
-from helpers import wait_for
+from commands import Command
 from pipelines import rows_of
 from workloads import schedule_lab
 
@@ -133,61 +128,20 @@ def standing_lab() -> Iterator[Lab]:
     lab.schema.drop()
 
 
-class Command:
-    """`djjobs ...` in a session of its own, by which everything that it starts is found."""
+class Scheduling(Command):
+    """A command of the lab."""
+
+    gone_within = 10.0
 
     def __init__(self, lab: Lab, arguments: tuple[str, ...], environment: dict[str, str]) -> None:
-        self._log = lab.folder / f"output-{secrets.token_hex(4)}"
         where = {"SCHEDULE_LAB": lab.schema.database, "SCHEDULE_LAB_FOLDER": str(lab.folder)}
-        with self._log.open("w") as log:
-            self._process = subprocess.Popen(
-                [sys.executable, "-m", "djjobs.cli", *arguments],
-                cwd=TESTS,
-                env={**os.environ, **where, **environment},
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                start_new_session=True,
-            )
-        self.pid = self._process.pid
-
-    @property
-    def log(self) -> str:
-        return self._log.read_text()
-
-    def processes(self) -> list[int]:
-        found = []
-        for process in psutil.process_iter(["status"]):
-            with suppress(ProcessLookupError):
-                if os.getsid(process.pid) == self.pid and process.info["status"] != psutil.STATUS_ZOMBIE:
-                    found.append(process.pid)
-        return found
-
-    def send(self, number: int) -> None:
-        os.kill(self.pid, number)
-
-    def end(self, timeout: float = 45) -> int:
-        """Wait for its end, see that nothing of it is left, and return its exit code."""
-        code = self._process.wait(timeout)
-        wait_for(lambda: not self.processes(), timeout=10)
-        return code
-
-    def kill(self) -> None:
-        self.send(signal.SIGKILL)
-        self.end()
-
-    def clear_away(self) -> None:
-        for pid in self.processes():
-            with suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
-        self._process.wait()
-        print(f"process {self.pid} ended with {self._process.returncode} and said:\n{self.log}")
+        super().__init__(["-m", "djjobs.cli", *arguments], lab.folder, {**where, **environment})
 
 
 @contextmanager
 def running(lab: Lab, *arguments: str, **environment: str) -> Iterator[Command]:
     """A command at work. Afterwards it is gone, come what may."""
-    command = Command(lab, arguments, environment)
+    command = Scheduling(lab, arguments, environment)
     try:
         yield command
     finally:

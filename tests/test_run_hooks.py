@@ -27,7 +27,8 @@ from workloads.squares import (
 )
 
 import djjobs
-from djjobs.run import Progress, Run
+from djjobs.run import Run
+from djjobs.run_state import Progress
 from djjobs.worker import WorkerOptions, run_worker
 
 #: A time-out that a busy machine keeps.

@@ -22,7 +22,8 @@ from workloads.squares import (
 
 import djjobs
 from djjobs.queue import Queue
-from djjobs.run import STATES, Progress, Run, state_of
+from djjobs.run import Run
+from djjobs.run_state import STATES, Progress, state_of
 from djjobs.tables import JobControl
 
 DAY = 86400.0

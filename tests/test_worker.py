@@ -7,8 +7,6 @@ import os
 import re
 import secrets
 import signal
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -21,6 +19,7 @@ import conftest
 import datajoint as dj
 import psutil
 import pytest
+from commands import Command
 from helpers import wait_for
 from pipelines import MODERN, rows_of
 from workloads import worker_lab
@@ -130,62 +129,22 @@ def lab(standing: Lab, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Lab:
 # -- a worker as a command ------------------------------------------------------------------------------------
 
 
-class Worker:
-    """`djjobs worker` in a session of its own, by which everything that it starts is found."""
+class Worker(Command):
+    """`djjobs worker`, its slots in the same session."""
 
     def __init__(self, lab: Lab, arguments: tuple[str, ...], environment: dict[str, str], preface: str) -> None:
         targets = () if any(word.startswith("workloads.") for word in arguments) else (FIRST,)
         program = f"{preface}\nfrom djjobs.cli import main\nmain()"
         command = ["-c", program] if preface else ["-m", "djjobs.cli"]
-        self._log = lab.folder / f"log-{secrets.token_hex(4)}"
         where = {"WORKER_LAB": lab.schema.database, "WORKER_LAB_FOLDER": str(lab.folder)}
-        with self._log.open("w") as log:
-            self._process = subprocess.Popen(
-                [sys.executable, *command, "worker", *targets, *arguments],
-                cwd=TESTS,
-                env={**os.environ, **where, **environment},
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                start_new_session=True,
-            )
-        self.pid = self._process.pid
-
-    @property
-    def log(self) -> str:
-        return self._log.read_text()
-
-    def processes(self) -> list[int]:
-        """The supervisor, the slots, and whatever else was started in its session."""
-        found = []
-        for process in psutil.process_iter(["status"]):
-            with suppress(ProcessLookupError):
-                if os.getsid(process.pid) == self.pid and process.info["status"] != psutil.STATUS_ZOMBIE:
-                    found.append(process.pid)
-        return found
+        super().__init__([*command, "worker", *targets, *arguments], lab.folder, {**where, **environment})
 
     def slots(self) -> list[int]:
         return [pid for pid in self.processes() if pid != self.pid]
 
-    def send(self, number: int) -> None:
-        os.kill(self.pid, number)
-
     def send_all(self, number: int) -> None:
         """As a terminal does: to every process of the group."""
         os.killpg(self.pid, number)
-
-    def end(self, timeout: float = 45) -> int:
-        """Wait for its end, see that nothing of it is left, and return its exit code."""
-        code = self._process.wait(timeout)
-        wait_for(lambda: not self.processes(), timeout=SLACK)
-        return code
-
-    def clear_away(self) -> None:
-        for pid in self.processes():
-            with suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGKILL)
-        self._process.wait()
-        print(f"worker {self.pid} ended with {self._process.returncode} and said:\n{self.log}")
 
 
 @contextmanager

@@ -8,8 +8,9 @@ from typing import Any
 import click
 
 from ..errors import DjJobsError
-from ..run import STATES, Run
-from ..run import runs as runs_of
+from ..run import Run
+from ..run_rows import runs as runs_of
+from ..run_state import STATES
 from ..targets import schemas_of
 from . import completion
 from .output import as_json_option, counted, print_json, print_table, utc

@@ -1,0 +1,120 @@
+"""What `~runs` and `~jobs` tell of runs, for one of them or for many."""
+
+from __future__ import annotations
+
+import datetime
+from dataclasses import asdict
+from typing import Any, NamedTuple
+
+import pandas as pd
+
+from .queue import Queue, queue_of
+from .run_state import Progress, state_of
+from .tables import Runs
+
+__all__ = ["RunRow", "RunsOfSchema", "count_jobs", "find_run", "runs"]
+
+
+class RunRow(NamedTuple):
+    """A row of `~runs`, in the order of `find_run`."""
+
+    run_id: int
+    table_name: str
+    name: str
+    restriction: str
+    user: str
+    host: str
+    pid: int
+    created: datetime.datetime
+    due_time: datetime.datetime
+    total: int
+    cancel_time: datetime.datetime | None
+    retry_time: datetime.datetime | None
+    ended_time: datetime.datetime | None
+    details: str | None
+    results: str | None
+    error: str
+    prepared_time: datetime.datetime | None
+    finish: int
+
+    def state(self, progress: Progress, tried: bool) -> str:
+        return state_of(
+            progress,
+            cancelled=self.cancel_time is not None,
+            begun=tried or self.retry_time is not None,
+            unfinished=bool(self.finish),
+        )
+
+
+def find_run(queue: Queue, run_id: int) -> RunRow | None:
+    rows = find_runs(queue, queue.engine.this_run, run=run_id)
+    return rows[0] if rows else None
+
+
+def find_runs(queue: Queue, which: str, **parameters: Any) -> list[RunRow]:
+    engine = queue.engine
+    texts = {name: engine.json_as_text(name) for name in ("details", "results")}
+    sql = queue.sql(engine.find_run, which=which, **texts)
+    return [RunRow(*row) for row in queue.db.execute(sql, **parameters).fetchall()]
+
+
+def count_jobs(queue: Queue, which: str, **parameters: Any) -> dict[int, tuple[dict[str, int], bool]]:
+    """The jobs of each run by status, and whether one of them has been tried."""
+    sql = queue.sql(queue.engine.count_in_runs, which=which)
+    counts: dict[int, tuple[dict[str, int], bool]] = {}
+    for run_id, status, count, attempt in queue.db.execute(sql, **parameters).fetchall():
+        of_run, tried = counts.get(run_id, ({}, False))
+        counts[run_id] = {**of_run, status: count}, tried or attempt > 0
+    return counts
+
+
+class RunsOfSchema(Runs):
+    """`~runs` of a schema. A DataJoint query; `status` adds the states."""
+
+    _queue: Queue
+
+    @classmethod
+    def of(cls, queue: Queue) -> RunsOfSchema:
+        view = cls.__new__(cls)
+        view.__dict__.update(queue.runs.__dict__, _queue=queue)
+        return view
+
+    def status(self) -> pd.DataFrame:
+        """How far the runs are, the latest first.
+
+        Returns
+        -------
+        pandas.DataFrame
+            Indexed by `run_id`: what each run is called, who asked for it and when, its state, and how many of its
+            jobs have which status.
+        """
+        queue, engine = self._queue, self._queue.engine
+        which = queue.sql(engine.these_runs, query=self.proj().make_sql())
+        rows = sorted(find_runs(queue, which), key=lambda row: row.created, reverse=True)
+        counts = count_jobs(queue, which)
+        lines = []
+        for row in rows:
+            of_run, tried = counts.get(row.run_id, ({}, False))
+            progress = Progress.of(row.total, of_run)
+            about = {
+                name: getattr(row, name) for name in ("run_id", "name", "table_name", "user", "created", "due_time")
+            }
+            ended = {"ended_time": row.ended_time, "finish_error": row.error}
+            lines.append({**about, "state": row.state(progress, tried), **asdict(progress), **ended})
+        columns = [
+            *("run_id", "name", "table_name", "user", "created", "due_time", "state"),
+            *asdict(Progress()),
+            *("ended_time", "finish_error"),
+        ]
+        return pd.DataFrame(lines, columns=columns).set_index("run_id")
+
+
+def runs(schema: Any) -> RunsOfSchema:
+    """`~runs` of a schema, as a DataJoint query; ``djjobs.runs(schema).status()`` says how far each is.
+
+    Parameters
+    ----------
+    schema : dj.Schema
+        An activated schema.
+    """
+    return RunsOfSchema.of(queue_of(schema))
