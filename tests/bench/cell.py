@@ -29,8 +29,8 @@ class Sizes:
     def __init__(self, quick: bool) -> None:
         self.rounds = 1 if quick else 3
         #: The fastest things need more of them to be told from the machine's moods.
-        self.schedulings = 1 if quick else 5
-        self.keys, self.their_keys = (10_000, 1_000) if quick else (100_000, 10_000)
+        self.schedulings = 1 if quick else 11
+        self.keys, self.their_keys = (10_000, 1_000) if quick else (100_000, 5_000)
         #: Our jobs with one worker and with several; DataJoint is slower and gets fewer.
         self.jobs, self.their_jobs = ((500, 2_000), 500) if quick else ((2_000, 6_000), 1_000)
         self.lengths = (1_000, 100_000) if quick else (1_000, 1_000_000)
