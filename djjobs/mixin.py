@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -34,6 +35,20 @@ class _JobsOfTable:
         table = owner() if table is None else table
         queue = Queue.of(table.connection, table.database)
         return TableJobs.of(queue, table)
+
+
+class _FullName:
+    """`Table.full_table_name`, as DataJoint puts it together; it asks for it ten times for each make()."""
+
+    def __init__(self) -> None:
+        self._known: weakref.WeakKeyDictionary[type, tuple[str | None, str]] = weakref.WeakKeyDictionary()
+
+    def __get__(self, table: Any, owner: Any) -> str:
+        table = owner() if table is None else table
+        known = self._known.get(owner)
+        if known is None or known[0] != table.database:
+            known = self._known[owner] = table.database, super(JobsMixin, table).full_table_name  # type: ignore[misc]
+        return known[1]
 
 
 class JobsMixin:
@@ -79,6 +94,7 @@ class JobsMixin:
     timeout: float | None = None
     events: bool | None = None
     jobs = _JobsOfTable()
+    full_table_name = _FullName()
 
     def __init_subclass__(cls, **arguments: Any) -> None:
         super().__init_subclass__(**arguments)

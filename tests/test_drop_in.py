@@ -7,6 +7,7 @@ from typing import Any
 
 import datajoint as dj
 import pytest
+from datajoint.table import Table
 from pipelines import INT, MODERN, job_counts, keys_of, rows_of, sessions
 
 import djjobs
@@ -63,6 +64,16 @@ def test_adopting_what_has_no_classes_says_what_to_import(server: Any, schema: A
         djjobs.adopt(schema)
     with pytest.raises(djjobs.DjJobsError, match=r"neither an activated dj.Schema nor a module"):
         djjobs.adopt("lab")
+
+
+def test_a_class_made_from_another_has_a_name_of_its_own(schema: Any) -> None:
+    lab = sessions(schema)
+    table = declare(schema, lab, "Trace", djjobs.Computed)
+    inherited = table().full_table_name  # asked for before there was the other
+    other = declare(schema, lab, "Other", table)
+    for cls in (table, other, table):
+        assert cls.full_table_name == cls().full_table_name == Table.full_table_name.fget(cls())
+    assert other.full_table_name != inherited
 
 
 def test_tables_without_the_mixin_work_beside_it(schema: Any) -> None:

@@ -356,18 +356,17 @@ def kill_all(child: Child, victim: int) -> None:
     kill_tree(child.process.pid)
 
 
-@pytest.mark.parametrize("hook", ["prepare_run", "finish_run"])
-@pytest.mark.parametrize("kill", [kill_it, kill_all])
-def test_when_a_populate_dies_in_a_hook_another_calls_it(
-    start: Any,
-    log: CallLog,
-    gate: Gate,
-    hook: str,
-    kill: Callable[[Child, int], None],
-    request: pytest.FixtureRequest,
-) -> None:
-    if kill is kill_all:
+@pytest.fixture(params=[kill_it, kill_all])
+def kill(request: pytest.FixtureRequest) -> Callable[[Child, int], None]:
+    if request.param is kill_all:
         request.getfixturevalue("short_lease")
+    return request.param
+
+
+@pytest.mark.parametrize("hook", ["prepare_run", "finish_run"])
+def test_when_a_populate_dies_in_a_hook_another_calls_it(
+    start: Any, log: CallLog, gate: Gate, hook: str, kill: Callable[[Child, int], None]
+) -> None:
     hooks = Hooks(log, gate, hook)
     Square = start(12, **hooks.members())
     run = Square.schedule_jobs(name="m1")
@@ -385,17 +384,9 @@ def test_when_a_populate_dies_in_a_hook_another_calls_it(
 
 
 @pytest.mark.parametrize("hook", ["prepare_run", "finish_run"])
-@pytest.mark.parametrize("kill", [kill_it, kill_all])
 def test_when_a_slot_of_a_worker_dies_in_a_hook_another_calls_it(
-    start: Any,
-    log: CallLog,
-    gate: Gate,
-    hook: str,
-    kill: Callable[[Child, int], None],
-    request: pytest.FixtureRequest,
+    start: Any, log: CallLog, gate: Gate, hook: str, kill: Callable[[Child, int], None]
 ) -> None:
-    if kill is kill_all:
-        request.getfixturevalue("short_lease")
     hooks = Hooks(log, gate, hook)
     Square = start(12, **hooks.members())
     run = Square.schedule_jobs(name="m1")

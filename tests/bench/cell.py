@@ -27,7 +27,7 @@ class Sizes:
     """How much of everything."""
 
     def __init__(self, quick: bool) -> None:
-        self.rounds = 1 if quick else 3
+        self.rounds = 1 if quick else 5
         #: The fastest things need more of them to be told from the machine's moods.
         self.schedulings = 1 if quick else 11
         self.keys, self.their_keys = (10_000, 1_000) if quick else (100_000, 5_000)
