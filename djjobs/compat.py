@@ -64,10 +64,6 @@ class _Classic:
     """DataJoint 0.14."""
 
     config = _ClassicConfig()
-    populate_arguments = frozenset(
-        "keys suppress_errors return_exception_objects reserve_jobs order limit max_calls display_progress"
-        " processes make_kwargs".split()
-    )
     #: Types of the queue's columns, as a definition spells them.
     types = {
         "small": "smallint",
@@ -181,10 +177,6 @@ class _Modern(_Classic):
     """DataJoint 2.x."""
 
     config = _ModernConfig()  # type: ignore[assignment]
-    populate_arguments = frozenset(
-        "suppress_errors return_exception_objects reserve_jobs max_calls display_progress processes"
-        " make_kwargs priority refresh".split()
-    )
     types = {
         "small": "int16",
         "whole": "int32",
