@@ -76,6 +76,19 @@ def test_a_class_made_from_another_has_a_name_of_its_own(schema: Any) -> None:
     assert other.full_table_name != inherited
 
 
+def test_a_class_that_moves_to_another_schema_is_found_there(schema: Any) -> None:
+    lab = sessions(schema)
+    table = declare(schema, lab, "Trace", djjobs.Computed)
+    assert schema.database in table().full_table_name
+    elsewhere = dj.Schema(f"{schema.database}_2", connection=schema.connection)
+    try:
+        elsewhere(table, context={"Session": lab.Session})
+        assert table().full_table_name == Table.full_table_name.fget(table())
+        assert table.populate(reserve_jobs=True)["success_count"] == 12
+    finally:
+        elsewhere.drop()
+
+
 def test_tables_without_the_mixin_work_beside_it(schema: Any) -> None:
     lab = sessions(schema)
     plain = declare(schema, lab, "Plain", dj.Computed)
