@@ -115,7 +115,8 @@ class Keeper:
         self._last_beat = self._steady_since = time.monotonic()
         self._told: dict[tuple[str, int], _Told] = {}
         self._progress: dict[int, tuple[Started, str]] = {}
-        self._unburied: list[tuple[Watched, str]] = []
+        #: Slots that are gone, and how they went; without a story they were told to go.
+        self._unburied: list[tuple[Watched, str | None]] = []
 
     def _tables_of(self, database: str) -> list[str]:
         return [f.table_name for f in self._finishers if f.queue.database == database]
@@ -134,16 +135,23 @@ class Keeper:
         self._next_beat = 0.0
 
     def leave(self) -> None:
-        """Sign off, unless a dead slot still has a job: then the lease has to run out."""
+        """Sign off, unless a dead slot still has a job: then the lease has to run out. Never raises."""
         deadline = time.monotonic() + _PATIENCE
-        while self._unburied and time.monotonic() < deadline:
+        while True:
+            try:
+                self._bury_the_rest()
+                if not self._unburied:
+                    for registration in self._registrations.values():
+                        registration.leave()
+                    return
+                problem: Any = "a dead slot's job could not be put back"
+            except Exception as error:
+                problem = error
+                self._mend_connection(error)
+            if time.monotonic() > deadline:
+                logger.warning("The worker could not sign off; its lease will end: %s", problem)
+                return
             time.sleep(0.05)
-            self._bury_the_rest()
-        if self._unburied:
-            logger.warning("A dead slot's job could not be put back; its lease will end.")
-            return
-        for registration in self._registrations.values():
-            registration.leave()
 
     @staticmethod
     def _interval() -> float:
@@ -173,14 +181,16 @@ class Keeper:
         except Exception as error:
             logger.warning("The worker cannot be kept alive at the moment: %s", error)
             self._next_beat = now + min(1.0, settings.heartbeat_interval / 4) * random.uniform(0.5, 1.0)
-            if self.db.is_lost(error):
-                self._try_to_reconnect()
+            self._mend_connection(error)
 
-    def _try_to_reconnect(self) -> None:
+    def _mend_connection(self, error: Exception) -> None:
+        """After a lost connection open another, if there is a server."""
+        if not self.db.is_lost(error):
+            return
         try:
             self.db.start_afresh()
-        except Exception as error:
-            logger.debug("no connection yet: %s", error)
+        except Exception as failure:
+            logger.debug("no connection yet: %s", failure)
         else:
             self._next_beat = 0.0
 
@@ -257,12 +267,13 @@ class Keeper:
         """
         try:
             started = slot.page.read()
-            released = self.release(slot, started.key_hash if started else "")
+            released = self._release(slot, started.key_hash if started else "")
             burial = self._end_attempt_of_the_dead(started, story) if started else Burial()
         except Exception as error:
             if not self.db.is_transient(error):
                 raise
             logger.warning("A slot died while the server is away; its job is seen to later: %s", error)
+            self._mend_connection(error)
             released, burial = 0, None
         if burial is None:
             self._unburied.append((slot, story))
@@ -271,6 +282,9 @@ class Keeper:
     def _bury_the_rest(self) -> None:
         unburied, self._unburied = self._unburied, []
         for slot, story in unburied:
+            if story is None:
+                self.give_back(slot)
+                continue
             burial = self.bury(slot, story)
             if burial.job is not None:
                 logger.warning("%s %s: %s", type(burial.table).__name__, burial.job.key, burial.failure.message)
@@ -293,7 +307,17 @@ class Keeper:
             status = finisher.crashed(job, failure)
         return None if status is None else Burial(finisher.keys.table, job, status, failure)
 
-    def release(self, slot: Watched, but: str = "") -> int:
+    def give_back(self, slot: Watched) -> None:
+        """A slot was told to go and is gone: all that it had goes back unharmed, later if the server is away."""
+        try:
+            self._release(slot)
+        except Exception as error:
+            if not self.db.is_transient(error):
+                raise
+            self._mend_connection(error)
+            self._unburied.append((slot, None))
+
+    def _release(self, slot: Watched, but: str = "") -> int:
         """Everything that a slot has goes back unharmed, but for the job with this hash; return how many."""
         worker_id = self._claimant.worker_id
         return sum(

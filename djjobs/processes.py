@@ -82,7 +82,7 @@ def work_in_processes(
             _finish(crew, report)
         raise
     finally:
-        crew.end(settings.grace, keeper.release)
+        crew.end(settings.grace, keeper.give_back)
         keeper.leave()
         keeper.db.connection.close()
         db.reconnect()

@@ -63,10 +63,7 @@ class Pulse:
         if self._keeper is None:
             return
         self._keeper.end()
-        try:
-            Keeper(self._claimant, [self._finisher], 1, self._finisher.queue.db).leave()
-        except Exception as error:
-            logger.warning("The worker could not sign off: %s", error)
+        Keeper(self._claimant, [self._finisher], 1, self._finisher.queue.db).leave()
 
     # -- for the keeper ----------------------------------------------------------------------------------
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import multiprocessing as mp
 import random
@@ -106,9 +105,8 @@ class _Supervisor:
         finally:
             if self._scheduler is not None:
                 self._scheduler.close()
-            self._crew.end(_PATIENCE, keeper.release)
-            with contextlib.suppress(Exception):
-                keeper.leave()
+            self._crew.end(_PATIENCE, keeper.give_back)
+            keeper.leave()
         words = self._claimant.worker_id, self._done, self._failed
         logger.info("Worker %s ends: %s jobs done, %s failed.", *words, extra={"event": "ended"})
         return 1 if self._failed else 0

@@ -164,7 +164,13 @@ def run(cells: list[Cell]) -> None:
 def begin(cell: Cell) -> Cell:
     python = python_of(f"dj{cell.datajoint}")
     options = ["-o", f"cache_dir={LOGS / (cell.name + '.cache')}", f"--junitxml={cell.report}"]
-    environment = {**os.environ, "ENGINE": cell.engine, "DATAJOINT": cell.datajoint, "PYTHONUNBUFFERED": "1"}
+    environment = {
+        **os.environ,
+        "ENGINE": cell.engine,
+        "DATAJOINT": cell.datajoint,
+        "DJJOBS_TEST_TURNS": str(LOGS),
+        "PYTHONUNBUFFERED": "1",
+    }
     cell.started = time.monotonic()
     with open(cell.log, "wb") as log:
         cell.process = subprocess.Popen(

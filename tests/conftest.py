@@ -6,7 +6,7 @@ import json
 import os
 import secrets
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ os.environ.setdefault("DJJOBS_EVENTS", "0")
 
 import datajoint as dj
 import pytest
+import quiet
 import servers
 from workloads.lives import Gate
 from workloads.squares import CallLog, Standing, standing_schema
@@ -78,6 +79,16 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     others = [item for item in items if not is_about_us(item)]
     config.hook.pytest_deselected(items=others)
     items[:] = [item for item in items if is_about_us(item)]
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
+    """Let a test that keeps to a time be alone, where other cells run beside this one."""
+    folder = os.environ.get("DJJOBS_TEST_TURNS")
+    if not folder:
+        return (yield)
+    with quiet.turn(Path(folder), alone=item.get_closest_marker("quiet") is not None):
+        return (yield)
 
 
 @pytest.fixture(scope="session")

@@ -12,6 +12,7 @@ import secrets
 from pathlib import Path
 from typing import Any
 
+import pytest
 from chaos.options import Options
 from chaos.run import run
 from conftest import ENGINE, GENERATION
@@ -19,6 +20,7 @@ from conftest import ENGINE, GENERATION
 # Once for each engine: the other cells have the same queue, and scenario tests of their own.
 if GENERATION == 2 and ENGINE in ("mysql", "postgresql"):
 
+    @pytest.mark.quiet
     def test_nothing_is_lost_nor_done_twice_whatever_happens_to_workers(private_server: Any, tmp_path: Path) -> None:
         """By default with a new seed each time; CHAOS_SEED is for the one that failed."""
         seed = int(os.environ.get("CHAOS_SEED") or secrets.randbelow(10**6))

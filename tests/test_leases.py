@@ -439,6 +439,22 @@ def test_a_worker_whose_connections_are_all_cut_keeps_its_job(
     assert (row["status"], row["attempt"], row["worker_id"]) == ("success", 0, worker["worker_id"])
 
 
+@pytest.mark.parametrize("processes", [1, 2])
+def test_a_worker_that_leaves_just_after_its_connections_were_cut_signs_off(
+    start: Any, log: CallLog, gate: Gate, leases: Any, processes: int
+) -> None:
+    """Nobody has used the keeper's connection in between: a heartbeat is far, and the jobs are short."""
+    leases(60, 20)
+    Square = start(2, waiting_at(gate, log, {1, 2}), keep_completed=True)
+    with populating(Square, processes=processes) as (child,):
+        wait_for(lambda: len(log.lines()) == processes)
+        assert cut_all_but(Square.Number.connection) >= processes + 1
+        gate.open()
+        assert child.result()["success_count"] == 2
+    assert worker_rows(Square) == []
+    assert {(row["status"], row["attempt"]) for row in rows_by_number(Square).values()} == {("success", 0)}
+
+
 def test_a_worker_whose_keeper_was_killed_keeps_its_job(start: Any, log: CallLog, gate: Gate) -> None:
     """The kernel may pick the keeper when memory is short; the populate lives, so its job is its own."""
     Square = start(1, waiting_at(gate, log, {1}), keep_completed=True)

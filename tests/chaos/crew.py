@@ -27,6 +27,7 @@ class Worker:
     kind: str
     pid: int
     log: Path
+    fresh: bool = False
     started: float = field(default_factory=time.time)
     ready: bool = False
     #: "up", "stopped" by SIGSTOP, "leaving" after SIGTERM, or "killed"
@@ -50,6 +51,14 @@ class Worker:
 
     def words(self) -> str:
         return self.log.read_text(errors="replace") if self.log.exists() else ""
+
+    def where(self) -> str:
+        """Where it and its children are in their code, if they can tell."""
+        before = len(self.words())
+        if not self.fresh:
+            self.signal(signal.SIGUSR1, [self.pid, *self.children()])
+            time.sleep(0.5)
+        return self.words()[before:]
 
     def is_ready(self) -> bool:
         """Whether it handles signals: a supervisor does when it has slots."""
@@ -122,7 +131,7 @@ class Crew:
         kind = "script" if place % 2 else "worker"
         arguments = [] if kind == "script" else ["--processes", str(1 + place // 2 % 2), "--order", "random"]
         log = self._folder / f"{self._count:03}-{kind}-{place:02}.log"
-        worker = Worker(place, kind, self._start(kind, arguments, fresh, log), log)
+        worker = Worker(place, kind, self._start(kind, arguments, fresh, log), log, fresh)
         self.workers[place] = worker
         return worker
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import faulthandler
 import json
 import os
 import select
@@ -79,6 +80,8 @@ def start(kind: str, arguments: list[str], fresh: bool, log: str) -> int:
         os.dup2(source, target)
     os.close(output)
     os.close(nothing)
+    # Who does not do as it should can be asked where it is.
+    faulthandler.register(signal.SIGUSR1)
     if fresh:
         os.execv(sys.executable, [sys.executable, *COMMANDS[kind], *arguments])
     work: dict[str, Callable[[], int]] = {

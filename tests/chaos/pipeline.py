@@ -15,11 +15,11 @@ import datajoint as dj
 from pipelines import BIGINT, INT
 
 import djjobs
-from chaos.options import GRIPPING, LONG, Options
+from chaos.options import GRIPPING, Options
 
 schema = dj.Schema(os.environ["CHAOS_SCHEMA"])
 
-LONGEST = Options(0, lease=djjobs.settings.lease).longest
+OPTIONS = Options(0, lease=djjobs.settings.lease)
 
 
 @schema
@@ -44,15 +44,11 @@ def enter(made: str, n: int) -> None:
 
 
 def linger(n: int) -> None:
-    """Mostly a few milliseconds, sometimes half a second, rarely longer than the lease."""
-    if n % 500 == LONG:
-        time.sleep(LONGEST)
-    elif n % 500 == GRIPPING:
-        ctypes.PyDLL(None).usleep(int(1e6 * LONGEST))
-    elif n % 10 == 3:
-        time.sleep(0.5)
+    length = OPTIONS.length(n)
+    if n % 500 == GRIPPING:
+        ctypes.PyDLL(None).usleep(int(1e6 * length))
     else:
-        time.sleep(0.002 + n % 7 / 1000)
+        time.sleep(length)
 
 
 class Patient(djjobs.JobsMixin):

@@ -146,7 +146,9 @@ class _Run:
         for worker in self._crew.workers.values():
             self._mayhem.ask_to_leave(worker)
         patience = LEAVING + self._options.slack
-        self._work_until(lambda: not self._crew.workers, patience, "not all workers left in time")
+        if not self._work_until(lambda: not self._crew.workers, patience, "not all workers left in time"):
+            for worker in self._crew.workers.values():
+                self._record.complain(f"{worker.log.name}, process {worker.pid}, is still at:\n{worker.where()}")
 
     # -- every moment --------------------------------------------------------------------------------------------
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from chaos.faults import Record
-from chaos.options import GRIPPING, LONG, Options
+from chaos.options import Options
 from chaos.server import Bystander
 
 #: How many attempts a job tells of.
@@ -92,18 +92,14 @@ class Verdict:
         return min(fit, key=lambda recovery: recovery.seconds, default=None)
 
     def _excuse(self, job: dict[str, Any], attempt: dict[str, Any]) -> Recovery | None:
-        """A lost connection is an error if it is lost again and again; only long jobs live to see that."""
+        """A lost connection is an error if it is lost again and again, in every try that the job had."""
         n = job["key"]["n"] if job["table_name"] == "__square" else job["key"]["n"] // 2
         recorded, tries = _recorded(attempt), 3
-        within = tries * (self._options.longest + self._options.slack)
+        within = tries * (self._options.length(n) + self._options.slack)
         faults = [*self._record.cuts, *(down for down, _ in self._record.outages)]
         often = sum(recorded - within <= when <= recorded + 1 for when in faults) >= tries
         is_lost = re.search(r"connection|gone away|server", attempt["message"], re.IGNORECASE)
-        return (
-            Recovery("lost its connection too often", 0.0)
-            if n % 500 in (LONG, GRIPPING) and is_lost and often
-            else None
-        )
+        return Recovery("lost its connection too often", 0.0) if is_lost and often else None
 
 
 def _recorded(attempt: dict[str, Any]) -> int:
