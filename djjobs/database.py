@@ -20,7 +20,7 @@ from .sql import Engine, engine_for
 
 __all__ = ["Database", "connect", "connected", "explained"]
 
-_TRIES = 10
+_TRIES, _HURRIED_TRIES = 10, 2
 T = TypeVar("T")
 
 
@@ -31,14 +31,22 @@ class Database:
     ----------
     tries_to_connect : int
         How often a statement is tried when the connection is lost.
+    hurried : bool
+        Whether there is more to do meanwhile, so that no statement may wait long for what others keep locked. For a
+        connection that nobody else uses. Defaults to False.
     """
 
-    def __init__(self, connection: Any, tries_to_connect: int = 5) -> None:
-        self.connection, self._tries_to_connect = connection, tries_to_connect
+    def __init__(self, connection: Any, tries_to_connect: int = 5, hurried: bool = False) -> None:
+        self.connection, self._tries_to_connect, self._hurried = connection, tries_to_connect, hurried
         self.engine: Engine = engine_for(datajoint_api.backend(connection))
         self._open = False
         self._patience = 0.0
         self._given_up: Callable[[], bool] = lambda: False
+        self._set_up()
+
+    def _set_up(self) -> None:
+        if self._hurried:
+            self.connection.query(self.engine.wait_little)
 
     def execute(self, sql: str, **parameters: Any) -> Any:
         """Run one statement and return its cursor. Outside a transaction it is tried again if the connection is lost.
@@ -109,6 +117,7 @@ class Database:
         Outbox.of(self.connection).drop()
         # DataJoint keeps the number of its first connection.
         self.connection.connection_id = self.connection.query(self.engine.own_connection_id).fetchone()[0]
+        self._set_up()
 
     def retry(self, action: Callable[[], T]) -> T:
         """Do a whole transaction again when a deadlock or a lost connection ended it."""
@@ -117,7 +126,8 @@ class Database:
                 return action()
             except Exception as error:
                 lost = self.is_lost(error)
-                if tried >= (self._tries_to_connect if lost else _TRIES) - 1 or not self.is_transient(error):
+                tries = self._tries_to_connect if lost else _HURRIED_TRIES if self._hurried else _TRIES
+                if tried >= tries - 1 or not self.is_transient(error):
                     raise
                 time.sleep(random.uniform(0, 0.01 * 2**tried))
                 if lost:

@@ -290,9 +290,18 @@ def release_slot(queue: Queue, tables: Sequence[str], worker_id: str, slot: int,
     Runs that it was finishing are for others to finish.
     """
     first, last = claims_of(slot)
-    parameters = {"tables": tuple(tables), "worker": worker_id, "first": first, "last": last, "but": but}
-    queue.change(queue.engine.release_finishing, **parameters)
-    return sum(queue.change(statement, **parameters) for statement in queue.engine.release_slot)
+    engine, whose = queue.engine, {"worker": worker_id, "first": first, "last": last}
+    runs = queue.execute(engine.find_finishing, tables=tuple(tables), **whose).fetchall()
+    if runs:
+        queue.change(engine.release_finishing, runs=tuple(run_id for (run_id,) in runs), **whose)
+    hashes: dict[str, list[str]] = {}
+    for table_name, key_hash in queue.execute(engine.find_claims_of_slot, tables=tuple(tables), but=but, **whose):
+        hashes.setdefault(table_name, []).append(key_hash)
+    return sum(
+        queue.change(statement, table=table_name, hashes=tuple(these), **whose)
+        for table_name, these in hashes.items()
+        for statement in engine.release_slot
+    )
 
 
 def _end_of_stack(failure: Failure) -> str:

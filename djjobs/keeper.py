@@ -104,7 +104,8 @@ class Keeper:
         queues: dict[str, Queue] = {finisher.queue.database: finisher.queue for finisher in finishers}
         first = next(iter(queues.values()))
         # Without a server each thing is tried once: there is more to do meanwhile, and it will be due again.
-        self.db = db or Database(datajoint_api.another_connection(first.db.connection), tries_to_connect=1)
+        own = datajoint_api.another_connection
+        self.db = db or Database(own(first.db.connection), tries_to_connect=1, hurried=True)
         self._queues = {database: queue.on(self.db) for database, queue in queues.items()}
         self._finishers = [finisher.on(self._queues[finisher.queue.database]) for finisher in finishers]
         self._registrations = {
@@ -117,6 +118,8 @@ class Keeper:
         self._progress: dict[int, tuple[Started, str]] = {}
         #: Slots that are gone, and how they went; without a story they were told to go.
         self._unburied: list[tuple[Watched, str | None]] = []
+        #: Slots that were buried, and until when to see whether a claim has turned up that the server was just at.
+        self._buried: list[tuple[Watched, float]] = []
 
     def _tables_of(self, database: str) -> list[str]:
         return [f.table_name for f in self._finishers if f.queue.database == database]
@@ -170,6 +173,7 @@ class Keeper:
                 for slot, _ in running:
                     slot.measure()
                 self._beat()
+                self._see_to_the_buried()
                 if time.monotonic() - self._steady_since >= settings.lease:
                     self.recover()
             lasting = any(now - started.since >= _LOOK_INTERVAL for _, started in running)
@@ -277,6 +281,8 @@ class Keeper:
             released, burial = 0, None
         if burial is None:
             self._unburied.append((slot, story))
+        else:
+            self._buried.append((slot, time.monotonic() + settings.lease))
         return replace(burial or Burial(), released=released)
 
     def _bury_the_rest(self) -> None:
@@ -288,6 +294,12 @@ class Keeper:
             burial = self.bury(slot, story)
             if burial.job is not None:
                 logger.warning("%s %s: %s", type(burial.table).__name__, burial.job.key, burial.failure.message)
+
+    def _see_to_the_buried(self) -> None:
+        """A commit that a slot had sent when it died may have got through after its burial."""
+        self._buried = [(slot, until) for slot, until in self._buried if time.monotonic() < until]
+        for slot, _ in self._buried:
+            self._release(slot)
 
     def _end_attempt_of_the_dead(self, started: Started, story: str) -> Burial | None:
         """What became of the job; None if that cannot be said yet."""

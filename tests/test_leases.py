@@ -7,6 +7,7 @@ import os
 import signal
 import time
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -439,6 +440,35 @@ def test_a_worker_whose_connections_are_all_cut_keeps_its_job(
     assert (row["status"], row["attempt"], row["worker_id"]) == ("success", 0, worker["worker_id"])
 
 
+def test_what_strangers_keep_locked_does_not_keep_a_worker_from_beating(
+    server: Any, start: Any, log: CallLog, gate: Gate, leases: Any
+) -> None:
+    """One of two slots is killed, while somebody who is suspended keeps another claim of the same table locked."""
+    leases(3, 0.4)
+    Square = start(300, waiting_at(gate, log, {1, 2}), keep_completed=True)
+    # Claims are few among many jobs, so MySQL finds them by their index.
+    change_jobs(Square, range(4, 301), "status='ignore'")
+    lose(Square, [3], silent_for=0, lease=1000)
+    with populating(Square, processes=2) as (child,), closing(connection_to(server)) as stranger:
+        wait_for(lambda: inside(log, 1) and inside(log, 2))
+        with stranger.transaction:
+            this = f"table_name = '{Square.table_name}' AND key_hash = '{job_of(Square, 3)['key_hash']}'"
+            stranger.query(f"SELECT * FROM {Square.jobs.full_table_name} WHERE {this} FOR UPDATE").fetchall()
+            os.kill(next(int(pid) for n, pid in log.lines() if n == "2"), signal.SIGKILL)
+            wait_for(lambda: log.numbers().count(2) == 2)
+            for _ in range(3):
+                heard = heartbeat_of(Square, child.process.pid)
+                wait_for(lambda heard=heard: heartbeat_of(Square, child.process.pid) > heard, timeout=3)
+            gate.open()
+            assert child.result()["success_count"] == 2
+        assert [row["pid"] for row in worker_rows(Square)] == [4711]
+    assert [job_of(Square, n)["attempt"] for n in (1, 2, 3)] == [0, 1, 0]
+
+
+def heartbeat_of(Square: Any, pid: int) -> datetime.datetime:
+    return next(worker["last_heartbeat"] for worker in worker_rows(Square) if worker["pid"] == pid)
+
+
 @pytest.mark.parametrize("processes", [1, 2])
 def test_a_worker_that_leaves_just_after_its_connections_were_cut_signs_off(
     start: Any, log: CallLog, gate: Gate, leases: Any, processes: int
@@ -448,7 +478,7 @@ def test_a_worker_that_leaves_just_after_its_connections_were_cut_signs_off(
     Square = start(2, waiting_at(gate, log, {1, 2}), keep_completed=True)
     with populating(Square, processes=processes) as (child,):
         wait_for(lambda: len(log.lines()) == processes)
-        assert cut_all_but(Square.Number.connection) >= processes + 1
+        assert cut_all_but(Square.Number.connection) >= processes
         gate.open()
         assert child.result()["success_count"] == 2
     assert worker_rows(Square) == []

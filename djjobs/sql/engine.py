@@ -54,6 +54,8 @@ class Engine(JobStatements, RunStatements, WorkerStatements, ScheduleStatements,
     due_first: ClassVar[str] = "due_time"
 
     own_connection_id: ClassVar[str]
+    #: From now on no statement of this connection waits for a lock for longer than a second.
+    wait_little: ClassVar[str]
     #: Whether the user may write the queue, where a user who may not does not even see what DataJoint looks for.
     may_write: ClassVar[str] = ""
     #: Whether the driver keeps signals waiting while it waits for the server.

@@ -174,12 +174,16 @@ class JobStatements:
         WHERE cancel_request <> '' AND """
     _these = """table_name = %(table)s AND key_hash IN %(hashes)s AND status = 'reserved'
           AND worker_id = %(worker)s AND claim = %(claim)s"""
-    #: All claims of one slot, but for the job that it was working on.
-    _of_slot = """table_name IN %(tables)s AND status = 'reserved' AND worker_id = %(worker)s
-          AND claim BETWEEN %(first)s AND %(last)s AND key_hash <> %(but)s"""
+    _of_slot = "status = 'reserved' AND worker_id = %(worker)s AND claim BETWEEN %(first)s AND %(last)s"
+    _these_of_slot = "table_name = %(table)s AND key_hash IN %(hashes)s AND " + _of_slot
 
     release = _given_back + _these, _called_off + _these
-    release_slot = _given_back + _of_slot, _called_off + _of_slot
+    #: What a slot has claimed, but for the job that it was working on. Not locked: on the way there the statement
+    #: would wait for claims of others, which somebody who is suspended may keep locked.
+    find_claims_of_slot = (
+        "SELECT table_name, key_hash FROM {jobs} WHERE table_name IN %(tables)s AND key_hash <> %(but)s AND " + _of_slot
+    )
+    release_slot = _given_back + _these_of_slot, _called_off + _these_of_slot
 
     #: Take jobs away from workers that have had them for too long.
     release_older = """

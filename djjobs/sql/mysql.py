@@ -31,6 +31,7 @@ class MySQL(Engine):
     or_skip_schedule = or_skip_firing = "ON DUPLICATE KEY UPDATE name = VALUES(name)"
 
     own_connection_id = "SELECT CONNECTION_ID()"
+    wait_little = "SET SESSION innodb_lock_wait_timeout = 1"
     uptime = "SHOW GLOBAL STATUS LIKE 'Uptime'"
 
     # Under REPEATABLE READ a locking read locks the gaps too and keeps others from inserting.

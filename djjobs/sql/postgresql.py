@@ -25,6 +25,7 @@ class PostgreSQL(Engine):
     due_first = "table_name, status, turn, due_time"
     may_write = "SELECT has_table_privilege(%(jobs)s, 'INSERT') AND has_table_privilege(%(jobs)s, 'UPDATE')"
     own_connection_id = "SELECT pg_backend_pid()"
+    wait_little = "SET lock_timeout = '1s'"
     uptime = "SELECT 'Uptime', EXTRACT(epoch FROM clock_timestamp() - pg_postmaster_start_time())"
     notify = "SELECT pg_notify('djjobs', %(schema)s)"
     listen = "LISTEN djjobs"

@@ -119,10 +119,11 @@ class RunStatements:
     give_back_finishing = f"UPDATE {{runs}} SET finish_tries = finish_tries - 1, {_no_mark}" + _finished_by_me
 
     #: A slot has died: the runs that it was finishing are for others to finish.
-    release_finishing = f"""
-        UPDATE {{runs}} SET {_no_mark}
-        WHERE table_name IN %(tables)s AND ended_time IS NULL AND finish_worker = %(worker)s
-          AND finish_claim BETWEEN %(first)s AND %(last)s"""
+    _finished_by_slot = (
+        "ended_time IS NULL AND finish_worker = %(worker)s AND finish_claim BETWEEN %(first)s AND %(last)s"
+    )
+    find_finishing = "SELECT run_id FROM {runs} WHERE table_name IN %(tables)s AND " + _finished_by_slot
+    release_finishing = f"UPDATE {{runs}} SET {_no_mark} WHERE run_id IN %(runs)s AND {_finished_by_slot}"
 
     #: Runs of a table that are over, for whoever cleans up to take note of; `{finish}`: those that nobody will finish.
     end_runs = f"""
