@@ -131,6 +131,7 @@ class Scheduler:
                 self._listen(min(_GLANCE, self._until_next()))
         finally:
             self._end()
+            stop.take()
         logger.info("Scheduler %s ends.", self.id, extra={"event": "ended"})
         return 1 if self._failed or (once and self._faults) else 0
 

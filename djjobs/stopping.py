@@ -28,6 +28,7 @@ _STOPS = (signal.SIGTERM, signal.SIGINT)
 class Stop:
     """Catches the signals while it is entered and restores the caller's handlers afterwards.
 
+    No signal is lost: what nobody has acted upon or taken is raised in the end.
     Outside the main thread Python allows no handlers; there it catches nothing.
 
     Parameters
@@ -73,6 +74,12 @@ class Stop:
         _active = self._outer
         if self._alarm is not None:
             self._alarm.close()
+        if self.requested is not None and not isinstance(error, (SystemExit, KeyboardInterrupt)):
+            # It came when nobody looked any more.
+            if self._outer is None:
+                self.check()
+            else:
+                self._outer.requested = self.requested
 
     def _restore_handlers(self) -> None:
         for number, handler in self._previous.items():

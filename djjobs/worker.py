@@ -90,23 +90,24 @@ class _Supervisor:
         with explained(connection, ", ".join(table_label(bench.table) for bench in self._benches), "work on"):
             keeper = Keeper(self._claimant, finishers, self._options.processes)
             keeper.enter()
-        try:
-            bell = Bell(connection)
-            for db in one_a_connection(self._benches):
-                # An open connection must not be inherited: two processes would read each other's answers.
-                db.connection.close()
-            names = ", ".join(type(bench.table).__name__ for bench in self._benches)
-            logger.info("Worker %s works on %s.", self._claimant.worker_id, names, extra={"event": "started"})
-            with Stop() as stop:
+        with Stop() as stop:
+            try:
+                bell = Bell(connection)
+                for db in one_a_connection(self._benches):
+                    # An open connection must not be inherited: two processes would read each other's answers.
+                    db.connection.close()
+                names = ", ".join(type(bench.table).__name__ for bench in self._benches)
+                logger.info("Worker %s works on %s.", self._claimant.worker_id, names, extra={"event": "started"})
                 for _ in range(self._options.processes):
                     self._crew.hire()
                 self._supervise(keeper, bell, stop)
                 self._end(keeper, stop)
-        finally:
-            if self._scheduler is not None:
-                self._scheduler.close()
-            self._crew.end(_PATIENCE, keeper.give_back)
-            keeper.leave()
+            finally:
+                if self._scheduler is not None:
+                    self._scheduler.close()
+                self._crew.end(_PATIENCE, keeper.give_back)
+                keeper.leave()
+                stop.take()
         words = self._claimant.worker_id, self._done, self._failed
         logger.info("Worker %s ends: %s jobs done, %s failed.", *words, extra={"event": "ended"})
         return 1 if self._failed else 0

@@ -26,6 +26,8 @@ from workloads.squares import (
     statuses,
 )
 
+from djjobs.events import HeldEvents
+
 STOPS = pytest.mark.parametrize(
     ("number", "raised"),
     [(signal.SIGTERM, SystemExit), (signal.SIGINT, KeyboardInterrupt)],
@@ -321,11 +323,32 @@ def test_a_signal_while_populate_schedules_is_a_stop(
     assert Square.populate(reserve_jobs=True)["success_count"] == 3
 
 
-# -- the caller's handlers ------------------------------------------------------------------------------
-
-
 def fail(self: Any, key: dict[str, Any]) -> None:
     raise ValueError("no square")
+
+
+@STOPS
+@pytest.mark.parametrize("make", [insert_square, fail], ids=["success", "error"])
+def test_a_signal_when_all_is_done_is_a_stop(
+    squares: Any, number: int, raised: type, make: Any, own_handlers: dict[int, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else a script that populates in a loop would go on for ever."""
+    end = HeldEvents.__exit__
+
+    def end_later(events: HeldEvents, *error: Any) -> None:
+        os.kill(os.getpid(), number)
+        end(events, *error)
+
+    monkeypatch.setattr(HeldEvents, "__exit__", end_later)
+    Square = squares(2, make)
+    with pytest.raises(raised):
+        Square.populate(reserve_jobs=True)
+    assert handlers() == own_handlers
+    assert made(Square()) == ([] if make is fail else [1, 2])
+    assert statuses(Square) == ({1: "error", 2: "scheduled"} if make is fail else {})
+
+
+# -- the caller's handlers ------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("processes", [1, 2])
