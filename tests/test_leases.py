@@ -49,6 +49,13 @@ from workloads.squares import (
 
 import djjobs
 from djjobs.budget import Pace
+from djjobs.claiming import Claims
+from djjobs.finishing import Finisher
+from djjobs.identity import Claimant
+from djjobs.keeper import Keeper
+from djjobs.keys import Keys
+from djjobs.queue import Queue
+from djjobs.running import Page
 
 #: What a busy machine of two cores may add to everything that has a bound.
 SLACK = 10.0
@@ -467,6 +474,37 @@ def test_what_strangers_keep_locked_does_not_keep_a_worker_from_beating(
 
 def heartbeat_of(Square: Any, pid: int) -> datetime.datetime:
     return next(worker["last_heartbeat"] for worker in worker_rows(Square) if worker["pid"] == pid)
+
+
+class DeadSlot:
+    """A slot that was killed before it began a job."""
+
+    number = 1
+
+    def __init__(self) -> None:
+        self.page = Page()
+
+
+def test_a_claim_that_turns_up_after_its_slot_was_buried_goes_back_unharmed(start: Any) -> None:
+    """The server was still at the commit that the slot had sent."""
+    Square = start(2)
+    queue = Queue.of(Square.Number.connection, Square.database)
+    keys, claimant = Keys(Square(), (), queue.engine), Claimant()
+    keeper = Keeper(claimant, [Finisher(queue, keys, keep_completed=False)], 1)
+    keeper.enter()
+    slot: Any = DeadSlot()
+    assert keeper.bury(slot, "it was killed.").released == 0
+    assert len(Claims(queue, keys, claimant=claimant.for_slot(slot.number)).take(2)) == 2
+
+    def is_back() -> bool:
+        keeper.tick([])
+        return job_counts(Square) == {"scheduled": 2}
+
+    wait_for(is_back)
+    assert [row["attempt"] for row in rows_by_number(Square).values()] == [0, 0]
+    keeper.leave()
+    keeper.db.connection.close()
+    assert worker_rows(Square) == []
 
 
 @pytest.mark.parametrize("processes", [1, 2])

@@ -11,6 +11,7 @@ import numbers
 import re
 import uuid
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from typing import Any, ClassVar
 
 from .jobs import JobStatements
@@ -160,10 +161,6 @@ class Engine(JobStatements, RunStatements, WorkerStatements, ScheduleStatements,
             "key",
             "user",
             "or_skip",
-            "or_skip_worker",
-            "or_skip_leader",
-            "or_skip_schedule",
-            "or_skip_firing",
             "hint",
             "due_first",
             "use_order_index",
@@ -171,9 +168,5 @@ class Engine(JobStatements, RunStatements, WorkerStatements, ScheduleStatements,
         )
         return statement.format(**{**{name: getattr(self, name) for name in own}, **parts})
 
-    #: Ends an INSERT that leaves rows alone which are already there; the same for `{workers}`.
-    or_skip: ClassVar[str]
-    or_skip_worker: ClassVar[str]
-    or_skip_leader: ClassVar[str]
-    or_skip_schedule: ClassVar[str]
-    or_skip_firing: ClassVar[str]
+    #: Ends an INSERT that leaves rows alone which are already there; by a column of the primary key.
+    or_skip: ClassVar[Mapping[str, str]]

@@ -25,7 +25,7 @@ class JobStatements:
         WHERE NOT EXISTS (SELECT 1 FROM {jobs} AS queued
                           WHERE {queued_here} AND queued.key_hash = todo._hash {one_by_one})
         ORDER BY todo._hash
-        {or_skip}"""
+        {or_skip[table_name]}"""
 
     #: Take the right to schedule this scope of a table; the row count says who got it.
     begin_scheduling = """
@@ -48,7 +48,7 @@ class JobStatements:
         WHERE table_name = %(table)s AND scope = %(scope)s AND scheduling_by = %(worker)s"""
 
     add_scope = """
-        INSERT INTO {control} (table_name, scope) VALUES (%(table)s, %(scope)s) {or_skip}"""
+        INSERT INTO {control} (table_name, scope) VALUES (%(table)s, %(scope)s) {or_skip[table_name]}"""
 
     #: Whether a scheduling of this scope runs now or is younger than the interval; no row if it is unknown.
     is_scheduled = """

@@ -21,14 +21,16 @@ _CREDENTIALS = {1045, 1698}
 _QUERY = {1267, 1292, 1305, 1366, 1411, 1525, 1582}
 
 
+class _OrSkip(dict[str, str]):
+    def __missing__(self, column: str) -> str:
+        return f"ON DUPLICATE KEY UPDATE {column} = VALUES({column})"
+
+
 class MySQL(Engine):
     now = "UTC_TIMESTAMP(6)"
     key = "`key`"
     user = "`user`"
-    or_skip = "ON DUPLICATE KEY UPDATE table_name = VALUES(table_name)"
-    or_skip_worker = "ON DUPLICATE KEY UPDATE worker_id = VALUES(worker_id)"
-    or_skip_leader = "ON DUPLICATE KEY UPDATE role = VALUES(role)"
-    or_skip_schedule = or_skip_firing = "ON DUPLICATE KEY UPDATE name = VALUES(name)"
+    or_skip = _OrSkip()
 
     own_connection_id = "SELECT CONNECTION_ID()"
     wait_little = "SET SESSION innodb_lock_wait_timeout = 1"

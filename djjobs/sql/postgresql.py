@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import decimal
+from collections import defaultdict
 from typing import Any
 
 from .engine import Engine
@@ -17,7 +18,7 @@ class PostgreSQL(Engine):
     now = "(statement_timestamp() AT TIME ZONE 'UTC')"
     key = '"key"'
     user = '"user"'
-    or_skip = or_skip_worker = or_skip_leader = or_skip_schedule = or_skip_firing = "ON CONFLICT DO NOTHING"
+    or_skip = defaultdict(lambda: "ON CONFLICT DO NOTHING")
     defers_signals = True
     # It takes a queue that it has not looked at for a while for short, and would read all of it.
     one_by_one = "OFFSET 0"

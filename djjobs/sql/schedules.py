@@ -15,7 +15,7 @@ class ScheduleStatements:
     _leading = """EXISTS (SELECT 1 FROM {leader}
                        WHERE role = 'scheduler' AND leader = %(leader)s AND expires > {now})"""
 
-    add_leader = "INSERT INTO {leader} (role, expires) VALUES ('scheduler', {now}) {or_skip_leader}"
+    add_leader = "INSERT INTO {leader} (role, expires) VALUES ('scheduler', {now}) {or_skip[role]}"
 
     #: Lead, or go on leading; the row count says whether. `since` first: MySQL sets one column after the other.
     lead = """
@@ -31,7 +31,7 @@ class ScheduleStatements:
     add_schedule = """
         INSERT INTO {schedules} (name, target, what, every, cron, timezone, created_by, created, next_time)
         VALUES (%(name)s, %(target)s, %(what)s, %(every)s, %(cron)s, %(timezone)s, %(user)s, {now}, %(next)s)
-        {or_skip_schedule}"""
+        {or_skip[name]}"""
 
     remove_schedule = "DELETE FROM {schedules} WHERE name = %(name)s"
     forget_firings_of = "DELETE FROM {firings} WHERE name = %(name)s"
@@ -51,7 +51,7 @@ class ScheduleStatements:
                {now} + {expiry}, %(user)s, %(host)s, %(pid)s, {now}, CASE WHEN %(running)s IS NULL THEN {now} END,
                %(outcome)s
         FROM (SELECT name AS schedule FROM {schedules} WHERE name = %(name)s {guard}) AS due
-        {or_skip_firing}"""
+        {or_skip[name]}"""
     still_due = "AND enabled <> 0 AND next_time = %(due)s AND " + _leading
 
     #: What an earlier leader entered before it died, without having said when the schedule is due again.

@@ -16,7 +16,7 @@ class WorkerStatements:
         INSERT INTO {workers} (worker_id, {user}, host, pid, started, last_heartbeat, lease, state, slots, tables,
                                cluster_job)
         VALUES (%(worker)s, %(user)s, %(host)s, %(pid)s, {now}, {now}, %(lease)s, %(state)s, %(slots)s, %(tables)s,
-                %(cluster_job)s) {or_skip_worker}"""
+                %(cluster_job)s) {or_skip[worker_id]}"""
 
     beat = """
         UPDATE {workers} SET last_heartbeat = {now}, lease = %(lease)s, state = %(state)s

@@ -21,13 +21,22 @@ def timed(action: Callable[[], Any], expect: Any = None) -> float:
     return seconds
 
 
-def alternate(sides: dict[str, Callable[[], float]], rounds: int) -> dict[str, float]:
-    """Measure each side once a round, first to last and then last to first; return the medians."""
+def alternate(
+    sides: dict[str, Callable[[], float]], rounds: int, seldom: dict[str, int] | None = None
+) -> dict[str, float]:
+    """Measure each side once a round, first to last and then last to first; return the medians.
+
+    Parameters
+    ----------
+    seldom : dict, optional
+        The sides that take so long that they are measured only once in so many rounds.
+    """
     figures: dict[str, list[float]] = {name: [] for name in sides}
     for number in range(rounds):
         for name in list(sides) if number % 2 == 0 else reversed(list(sides)):
-            figures[name].append(sides[name]())
-            say(f"  {name}: {figures[name][-1]:.4g}")
+            if number % (seldom or {}).get(name, 1) == 0:
+                figures[name].append(sides[name]())
+                say(f"  {name}: {figures[name][-1]:.4g}")
     return {name: statistics.median(values) for name, values in figures.items()}
 
 
