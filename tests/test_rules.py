@@ -692,9 +692,10 @@ class Rules(RuleBasedStateMachine):
 
         def place(n: int) -> tuple[Any, ...]:
             seen, turn = self._seen[n], fitting[n].turn
+            due, before = seen["due_time"].timestamp(), seen["key_hash"] < f"{start:032x}"
             if order == "random":
-                return turn, seen["key_hash"] < f"{start:032x}", seen["key_hash"]
-            due = seen["due_time"].timestamp()
+                # From the random place on; what is before it is rare enough to go in order, unless it was looked up.
+                return turn, before, due if before and at_most is None else seen["key_hash"]
             return turn, -due if order == "reverse" else due
 
         places = [place(job.key["n"]) for job in jobs]
