@@ -104,7 +104,7 @@ class Scheduler:
             timetables = [Timetable.of(*place) for place in places.values()]
             # Each thing is tried once: there is more to do meanwhile, and it will be due again.
             self._own = {
-                key: Database(datajoint_api.another_connection(db.connection), tries_to_connect=1)
+                key: Database(datajoint_api.another_connection(db.connection), tries_to_connect=1, hurried=True)
                 for key, db in self._databases.items()
             }
         self._watches = [

@@ -7,7 +7,7 @@ import os
 import signal
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, closing, suppress
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ import pytest
 from helpers import wait_for
 from pipelines import job_counts, rows_of
 from schedule_labs import MODULE, PLOT, RESULT, SHORT_EXPIRY, Command, Lab, running, standing_lab
+from workloads.squares import another_connection
 
 import djjobs
 
@@ -55,6 +56,22 @@ def test_what_is_due_is_fired_once_and_what_is_not_due_is_left(lab: Lab) -> None
     assert schedule.next_time > lab.timetable.now()
     assert lab.schedule(later).last_time is None
     assert "3 jobs scheduled in Result" in scheduler.log
+
+
+def test_what_strangers_keep_locked_does_not_keep_the_leader_from_leading(lab: Lab) -> None:
+    """A schedule that somebody has locked fires once, and its leader goes on meanwhile."""
+    name = lab.add(due=True)
+    schedules = djjobs.schedules(lab.schema).full_table_name
+    with closing(another_connection()) as stranger, running(lab, "scheduler", MODULE, **SHORT_EXPIRY) as scheduler:
+        with stranger.transaction:
+            stranger.query(f"SELECT * FROM {schedules} WHERE name = '{name}' FOR UPDATE").fetchall()
+            wait_for(lambda: leads(lab, scheduler))
+            since = lab.leader["since"]
+            for _ in range(4):
+                expires = lab.leader["expires"]
+                wait_for(lambda expires=expires: lab.leader["expires"] > expires, timeout=5)
+        wait_for(lambda: lab.states() == ["done"] and lab.schedule(name).last_state == "done")
+        assert lab.leader["since"] == since
 
 
 def test_a_cleanup_removes_what_nothing_needs_and_a_schedule_can_do_both(lab: Lab) -> None:

@@ -59,11 +59,14 @@ class ScheduleStatements:
         "SELECT MAX(fire_time) FROM {firings} WHERE name = %(name)s AND fire_time >= %(due)s AND by_hand = 0"
     )
 
-    #: The schedule was fired, by this or by an earlier leader that died then: it is due at another time.
+    #: The schedule was fired, by this or by an earlier leader that died then: it is due at another time. What the
+    #: firing itself has said of its end stays. (MySQL assigns from left to right: `last_time` comes after its use.)
     advance = (
         """
-        UPDATE {schedules} SET next_time = %(next)s, last_time = %(fire_time)s, last_state = (SELECT state {fired}),
-               last_outcome = (SELECT outcome {fired})
+        UPDATE {schedules}
+        SET last_state = CASE WHEN last_time = %(fire_time)s THEN last_state ELSE (SELECT state {fired}) END,
+            last_outcome = CASE WHEN last_time = %(fire_time)s THEN last_outcome ELSE (SELECT outcome {fired}) END,
+            last_time = %(fire_time)s, next_time = %(next)s
         WHERE name = %(name)s AND enabled <> 0 AND next_time = %(due)s AND EXISTS (SELECT 1 {fired}) AND """
         + _leading
     )
