@@ -104,8 +104,9 @@ class Keeper:
         queues: dict[str, Queue] = {finisher.queue.database: finisher.queue for finisher in finishers}
         first = next(iter(queues.values()))
         # Without a server each thing is tried once: there is more to do meanwhile, and it will be due again.
-        own = datajoint_api.another_connection
-        self.db = db or Database(own(first.db.connection), tries_to_connect=1, hurried=True)
+        self.db = db or Database(
+            datajoint_api.another_connection(first.db.connection), tries_to_connect=1, hurried=True
+        )
         self._queues = {database: queue.on(self.db) for database, queue in queues.items()}
         self._finishers = [finisher.on(self._queues[finisher.queue.database]) for finisher in finishers]
         self._registrations = {

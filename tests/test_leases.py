@@ -476,34 +476,58 @@ def heartbeat_of(Square: Any, pid: int) -> datetime.datetime:
     return next(worker["last_heartbeat"] for worker in worker_rows(Square) if worker["pid"] == pid)
 
 
-class DeadSlot:
-    """A slot that was killed before it began a job."""
+class LoneSlot:
+    """A slot that claims jobs, begins none and is gone, and the keeper of its worker."""
 
     number = 1
 
-    def __init__(self) -> None:
+    def __init__(self, Square: Any) -> None:
         self.page = Page()
+        queue = Queue.of(Square.Number.connection, Square.database)
+        keys, claimant = Keys(Square(), (), queue.engine), Claimant()
+        self.claims = Claims(queue, keys, claimant=claimant.for_slot(self.number))
+        self.keeper: Any = Keeper(claimant, [Finisher(queue, keys, keep_completed=False)], 1)
+
+    def __enter__(self) -> LoneSlot:
+        self.keeper.enter()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.keeper.leave()
+        self.keeper.db.connection.close()
 
 
 def test_a_claim_that_turns_up_after_its_slot_was_buried_goes_back_unharmed(start: Any) -> None:
     """The server was still at the commit that the slot had sent."""
     Square = start(2)
-    queue = Queue.of(Square.Number.connection, Square.database)
-    keys, claimant = Keys(Square(), (), queue.engine), Claimant()
-    keeper = Keeper(claimant, [Finisher(queue, keys, keep_completed=False)], 1)
-    keeper.enter()
-    slot: Any = DeadSlot()
-    assert keeper.bury(slot, "it was killed.").released == 0
-    assert len(Claims(queue, keys, claimant=claimant.for_slot(slot.number)).take(2)) == 2
+    with LoneSlot(Square) as slot:
+        assert slot.keeper.bury(slot, "it was killed.").released == 0
+        assert len(slot.claims.take(2)) == 2
 
-    def is_back() -> bool:
-        keeper.tick([])
-        return job_counts(Square) == {"scheduled": 2}
+        def is_back() -> bool:
+            slot.keeper.tick([])
+            return job_counts(Square) == {"scheduled": 2}
 
-    wait_for(is_back)
+        wait_for(is_back)
     assert [row["attempt"] for row in rows_by_number(Square).values()] == [0, 0]
-    keeper.leave()
-    keeper.db.connection.close()
+    assert worker_rows(Square) == []
+
+
+@pytest.mark.parametrize("reconnected", [False, True])
+def test_claims_that_are_locked_when_their_slot_goes_are_given_back_when_they_are_free(
+    server: Any, start: Any, reconnected: bool
+) -> None:
+    """The keeper does not wait for them: it has more to do."""
+    Square = start(2)
+    with closing(connection_to(server)) as stranger, LoneSlot(Square) as slot:
+        if reconnected:
+            slot.keeper.db.start_afresh()
+        assert len(slot.claims.take(2)) == 2
+        with stranger.transaction:
+            stranger.query(f"SELECT * FROM {Square.jobs.full_table_name} FOR UPDATE").fetchall()
+            slot.keeper.give_back(slot)
+            assert job_counts(Square) == {"reserved": 2}
+    assert {(row["status"], row["attempt"]) for row in rows_by_number(Square).values()} == {("scheduled", 0)}
     assert worker_rows(Square) == []
 
 
