@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from typing import Any
 from unicodedata import category
 
+from datajoint.errors import DuplicateError
+
 from .errors import DjJobsError
 from .identity import process_id
 from .keys import Keys
@@ -83,7 +85,8 @@ def is_scheduling(queue: Queue, table_name: str) -> bool:
 def insert_new(queue: Queue, keys: Keys, status: str, priority: int, few: bool = False) -> int:
     """Insert the keys that are neither in the target nor in the queue; return how many. `few` expects few keys."""
     parameters = {"table": keys.table.table_name, "priority": priority, "run": None, **queue.signature()}
-    inserted = queue.db.change(_insert_sql(queue, keys, status, None, few), **parameters)
+    insert = _insert_sql(queue, keys, status, None, few, or_skip=True)
+    inserted = queue.db.change(insert, **parameters)
     if inserted:
         queue.announce()
     return inserted
@@ -96,7 +99,8 @@ def insert_few(queue: Queue, keys: Keys, priority: int) -> int:
     return insert_new(queue, keys, "scheduled", priority, few=True)
 
 
-def _insert_sql(queue: Queue, keys: Keys, status: str, due_time: DueTime, few: bool = False) -> str:
+def _insert_sql(queue: Queue, keys: Keys, status: str, due_time: DueTime, few: bool, or_skip: bool) -> str:
+    """The statement that inserts new jobs; one that others insert meanwhile is skipped, or is an error."""
     engine = queue.engine
     due, turn = _due_and_turn(queue, due_time, "%(priority)s")
     return queue.sql(
@@ -113,6 +117,7 @@ def _insert_sql(queue: Queue, keys: Keys, status: str, due_time: DueTime, few: b
         turn=turn,
         numbered=engine.numbered.format(order=keys.order_sql("source")),
         microseconds=engine.microseconds(engine.place.format(order=keys.order_sql("todo"))),
+        or_skip_queued=engine.or_skip["table_name"] if or_skip else "",
     )
 
 
@@ -123,6 +128,8 @@ class _NewRun:
         self._queue, self._keys, self._name, self._due_time, self._few = queue, keys, name, due_time, few
         self._run_id = secrets.randbelow(_RUN_IDS - 1) + 1
         self._tried = False
+        # To be ready to skip rows takes PostgreSQL a quarter longer, and there are hardly ever any.
+        self._or_skip = few
         self._parameters = {
             "table": keys.table.table_name,
             "run": self._run_id,
@@ -138,13 +145,25 @@ class _NewRun:
         return Scheduled(self._run_id if count or self._name else None, count)
 
     def _try(self, priority: int, force: bool) -> int:
-        queue, insert = self._queue, _insert_sql(self._queue, self._keys, "scheduled", self._due_time, self._few)
+        queue = self._queue
         if self._tried:
             # The commit may have got through, though the server's answer did not.
             row = queue.execute(queue.engine.total_of_run, run=self._run_id).fetchone()
             if row is not None:
                 return row[0]
         self._tried = True
+        try:
+            return self._insert(priority, force)
+        except DuplicateError:
+            if self._or_skip:
+                raise
+            # Others have put some of the keys into the queue since the statement began.
+            self._or_skip = True
+            return self._insert(priority, force)
+
+    def _insert(self, priority: int, force: bool) -> int:
+        queue = self._queue
+        insert = _insert_sql(queue, self._keys, "scheduled", self._due_time, self._few, self._or_skip)
         with queue.db.transaction():
             count = self._move_here(("error", "ignore", "cancelled")) if force else 0
             count += queue.db.execute(insert, **self._parameters, priority=priority).rowcount

@@ -553,3 +553,29 @@ def test_two_that_schedule_without_an_interval_do_not_trip_over_each_other(lab: 
     scheduled = in_processes(lab.schema, 6, lambda number: int(lab.Spectrum.schedule_jobs(min_scheduling_interval=0)))
     assert sum(scheduled) == 300
     assert job_counts(lab.Spectrum) == {"scheduled": 300}
+
+
+def test_keys_that_somebody_else_schedules_meanwhile_are_left_to_them(lab: Lab, engine: str) -> None:
+    """A scheduling that finds itself overtaken begins again: each key has one job, in the run of who was first."""
+    if engine == "postgresql":
+        running = "SELECT query FROM pg_stat_activity WHERE state = 'active' AND pid <> pg_backend_pid()"
+    else:
+        running = "SELECT info FROM information_schema.processlist WHERE id <> connection_id() AND info IS NOT NULL"
+
+    def schedule_slowly(number: int) -> tuple[int, int, int]:
+        lab.Spectrum.key_source = property(lambda self: lab.Session & slow(engine, 0.3))
+        with statements_of(lab.schema.connection) as statements:
+            run = lab.Spectrum.schedule_jobs()
+        return run.run_id, run.scheduled, len(evaluations(statements))
+
+    def is_evaluating() -> bool:
+        return bool(evaluations([sql for (sql,) in lab.schema.connection.query(running).fetchall()]))
+
+    djjobs.jobs(lab.schema)
+    with forked(lab.schema, 1, schedule_slowly) as (child,):
+        wait_for(is_evaluating)
+        mine = lab.Spectrum.schedule_jobs("session = 1", min_scheduling_interval=0)
+        run_id, count, tries = child.result()
+    assert (mine.scheduled, count, tries) == (3, 9, 2)
+    runs = {(row["key"]["session"], row["run_id"]) for row in rows_of(lab.Spectrum.jobs)}
+    assert runs == {(session, mine.run_id if session == 1 else run_id) for session in range(4)}

@@ -47,6 +47,8 @@ class Engine(JobStatements, RunStatements, WorkerStatements, ScheduleStatements,
     all_queued: ClassVar[str] = these_queued
     #: Ends a subquery that is to be asked anew for each of a few rows, whatever the engine thinks of its table.
     one_by_one: ClassVar[str] = ""
+    #: Ends a subquery whose expressions are not to be moved out of it.
+    computed_once: ClassVar[str] = f"LIMIT {2**63 - 1}"
     hint: ClassVar[str] = ""
     #: Where the keys get their places in line: all of them, inside, or only those that are new, outside.
     numbered: ClassVar[str] = ""
@@ -161,6 +163,7 @@ class Engine(JobStatements, RunStatements, WorkerStatements, ScheduleStatements,
             "key",
             "user",
             "or_skip",
+            "computed_once",
             "hint",
             "due_first",
             "use_order_index",

@@ -12,8 +12,8 @@ class JobStatements:
 
     #: Insert every key of key_source that is neither in the target nor in the queue. The moment a
     #: job is due also gives its place in line, so each row is due a microsecond after the last.
-    #: The LIMIT keeps each hash from being computed anew wherever it is used. The last ORDER BY has all keys
-    #: found before the first is inserted: PostgreSQL might else search the growing queue for each of them.
+    #: Each hash is computed once, not anew wherever it is used. The last ORDER BY has all keys found before the
+    #: first is inserted: PostgreSQL might else search the growing queue for each of them.
     schedule_new = """
         INSERT {hint}INTO {jobs} (table_name, key_hash, status, {key}, {user}, host, pid, connection_id,
                             timestamp, priority, turn, due_time, created_time, run_id)
@@ -21,11 +21,11 @@ class JobStatements:
                {now}, %(priority)s, {turn}, {due} + {microseconds}, {now}, %(run)s
         FROM (SELECT {hash} AS _hash, source.*{numbered} FROM ({source}) AS source
               WHERE NOT EXISTS (SELECT 1 FROM {target} AS target WHERE {same_key})
-              LIMIT 9223372036854775807) AS todo
+              {computed_once}) AS todo
         WHERE NOT EXISTS (SELECT 1 FROM {jobs} AS queued
                           WHERE {queued_here} AND queued.key_hash = todo._hash {one_by_one})
         ORDER BY todo._hash
-        {or_skip[table_name]}"""
+        {or_skip_queued}"""
 
     #: Take the right to schedule this scope of a table; the row count says who got it.
     begin_scheduling = """

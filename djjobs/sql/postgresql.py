@@ -22,6 +22,7 @@ class PostgreSQL(Engine):
     defers_signals = True
     # It takes a queue that it has not looked at for a while for short, and would read all of it.
     one_by_one = "OFFSET 0"
+    computed_once = "OFFSET 0"
     # To PostgreSQL "turn IS NULL" is no constant; by due_time alone it would sort, or read the whole table.
     due_first = "table_name, status, turn, due_time"
     may_write = "SELECT has_table_privilege(%(jobs)s, 'INSERT') AND has_table_privilege(%(jobs)s, 'UPDATE')"
