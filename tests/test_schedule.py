@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import datetime
+import multiprocessing
 import os
 import re
+import secrets
 import signal
 import subprocess
 import sys
@@ -557,13 +559,20 @@ def test_two_that_schedule_without_an_interval_do_not_trip_over_each_other(lab: 
 
 def test_keys_that_somebody_else_schedules_meanwhile_are_left_to_them(lab: Lab, engine: str) -> None:
     """A scheduling that finds itself overtaken begins again: each key has one job, in the run of who was first."""
+    name, go = secrets.randbits(31), multiprocessing.get_context("fork").Event()
     if engine == "postgresql":
+        lock, unlock = f"pg_advisory_lock({name})", f"pg_advisory_unlock({name})"
+        is_mine = f"pg_advisory_xact_lock({name}) IS NOT NULL"
         running = "SELECT query FROM pg_stat_activity WHERE state = 'active' AND pid <> pg_backend_pid()"
     else:
+        lock, unlock = f"GET_LOCK('{name}', 60)", f"RELEASE_LOCK('{name}')"
+        # by a column, so that it is asked of a row and not before there is any
+        is_mine = f"GET_LOCK('{name}', 60 + 0 * session) = 1"
         running = "SELECT info FROM information_schema.processlist WHERE id <> connection_id() AND info IS NOT NULL"
 
-    def schedule_slowly(number: int) -> tuple[int, int, int]:
-        lab.Spectrum.key_source = property(lambda self: lab.Session & slow(engine, 0.3))
+    def schedule_with_a_rest(number: int) -> tuple[int, int, int]:
+        lab.Spectrum.key_source = property(lambda self: lab.Session & is_mine)
+        go.wait(60)
         with statements_of(lab.schema.connection) as statements:
             run = lab.Spectrum.schedule_jobs()
         return run.run_id, run.scheduled, len(evaluations(statements))
@@ -572,9 +581,12 @@ def test_keys_that_somebody_else_schedules_meanwhile_are_left_to_them(lab: Lab, 
         return bool(evaluations([sql for (sql,) in lab.schema.connection.query(running).fetchall()]))
 
     djjobs.jobs(lab.schema)
-    with forked(lab.schema, 1, schedule_slowly) as (child,):
+    with forked(lab.schema, 1, schedule_with_a_rest) as (child,):
+        lab.schema.connection.query(f"SELECT {lock}")
+        go.set()
         wait_for(is_evaluating)
         mine = lab.Spectrum.schedule_jobs("session = 1", min_scheduling_interval=0)
+        lab.schema.connection.query(f"SELECT {unlock}")
         run_id, count, tries = child.result()
     assert (mine.scheduled, count, tries) == (3, 9, 2)
     runs = {(row["key"]["session"], row["run_id"]) for row in rows_of(lab.Spectrum.jobs)}
