@@ -11,7 +11,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +38,7 @@ from djjobs.claiming import Claims
 from djjobs.finishing import Finisher
 from djjobs.keys import Keys
 from djjobs.queue import Queue
+from djjobs.scheduling import insert_few
 
 
 @pytest.fixture(scope="module")
@@ -557,37 +558,62 @@ def test_two_that_schedule_without_an_interval_do_not_trip_over_each_other(lab: 
     assert job_counts(lab.Spectrum) == {"scheduled": 300}
 
 
-def test_keys_that_somebody_else_schedules_meanwhile_are_left_to_them(lab: Lab, engine: str) -> None:
-    """A scheduling that finds itself overtaken begins again: each key has one job, in the run of who was first."""
+def overtaken(lab: Lab, engine: str, schedule: Callable[[str], Any]) -> tuple[djjobs.Run, Any]:
+    """Have a process schedule all keys and, in the middle of its statement, schedule some of them here.
+
+    `schedule` is called there with a condition that is true, but not before that was done. Returns the run of those
+    that were scheduled here, and what `schedule` returned.
+    """
     name, go = secrets.randbits(31), multiprocessing.get_context("fork").Event()
     if engine == "postgresql":
         lock, unlock = f"pg_advisory_lock({name})", f"pg_advisory_unlock({name})"
-        is_mine = f"pg_advisory_xact_lock({name}) IS NOT NULL"
+        condition = f"pg_advisory_xact_lock({name}) IS NOT NULL"
         running = "SELECT query FROM pg_stat_activity WHERE state = 'active' AND pid <> pg_backend_pid()"
     else:
         lock, unlock = f"GET_LOCK('{name}', 60)", f"RELEASE_LOCK('{name}')"
         # by a column, so that it is asked of a row and not before there is any
-        is_mine = f"GET_LOCK('{name}', 60 + 0 * session) = 1"
+        condition = f"GET_LOCK('{name}', 60 + 0 * session) = 1"
         running = "SELECT info FROM information_schema.processlist WHERE id <> connection_id() AND info IS NOT NULL"
 
-    def schedule_with_a_rest(number: int) -> tuple[int, int, int]:
-        lab.Spectrum.key_source = property(lambda self: lab.Session & is_mine)
+    def work(number: int) -> Any:
         go.wait(60)
-        with statements_of(lab.schema.connection) as statements:
-            run = lab.Spectrum.schedule_jobs()
-        return run.run_id, run.scheduled, len(evaluations(statements))
+        return schedule(condition)
 
     def is_evaluating() -> bool:
         return bool(evaluations([sql for (sql,) in lab.schema.connection.query(running).fetchall()]))
 
     djjobs.jobs(lab.schema)
-    with forked(lab.schema, 1, schedule_with_a_rest) as (child,):
+    with forked(lab.schema, 1, work) as (child,):
         lab.schema.connection.query(f"SELECT {lock}")
         go.set()
         wait_for(is_evaluating)
         mine = lab.Spectrum.schedule_jobs("session = 1", min_scheduling_interval=0)
         lab.schema.connection.query(f"SELECT {unlock}")
-        run_id, count, tries = child.result()
+        return mine, child.result()
+
+
+def test_a_scheduling_that_is_overtaken_begins_again_and_leaves_those_keys_to_who_was_first(
+    lab: Lab, engine: str
+) -> None:
+    def schedule(condition: str) -> tuple[int, int, int]:
+        lab.Spectrum.key_source = property(lambda self: lab.Session & condition)
+        with statements_of(lab.schema.connection) as statements:
+            run = lab.Spectrum.schedule_jobs()
+        return run.run_id, run.scheduled, len(evaluations(statements))
+
+    mine, (run_id, count, tries) = overtaken(lab, engine, schedule)
     assert (mine.scheduled, count, tries) == (3, 9, 2)
     runs = {(row["key"]["session"], row["run_id"]) for row in rows_of(lab.Spectrum.jobs)}
     assert runs == {(session, mine.run_id if session == 1 else run_id) for session in range(4)}
+
+
+def test_a_few_keys_are_inserted_at_once_and_skip_what_has_overtaken_them(lab: Lab, engine: str) -> None:
+    def schedule(condition: str) -> tuple[int, int]:
+        queue = Queue.of(lab.schema.connection, lab.schema.database)
+        with statements_of(lab.schema.connection) as statements:
+            count = insert_few(queue, Keys(lab.Spectrum(), (condition,), queue.engine), priority=5)
+        return count, len(evaluations(statements))
+
+    mine, (count, tries) = overtaken(lab, engine, schedule)
+    assert (mine.scheduled, count, tries) == (3, 9, 1)
+    assert job_counts(lab.Spectrum) == {"scheduled": 12}
