@@ -7,59 +7,74 @@ from typing import Any
 from .errors import JobNotCancellable
 from .keys import Keys
 from .queue import Queue
-from .scheduling import set_status
 
 __all__ = ["cancel", "cancel_run"]
 
 #: How often jobs are looked for that others claim just then.
 _MOST_PASSES = 20
+#: How many jobs of a run are called off at once.
+_PORTION = 5000
 
 
 def cancel(queue: Queue, keys: Keys, force: bool = False) -> int:
     """Call off the jobs of these keys; return how many were cancelled or asked to stop."""
-    cancelled, asked = _call_off(queue, keys.table.table_name, keys.chosen_sql, force)
-    if not asked + cancelled:
+    count = _CallingOff(queue, keys.table.table_name, keys.chosen_sql, queue.engine.change_chosen).run(force)
+    if not count:
         _insist_on_cancellable(queue, keys)
-    return asked + cancelled
+    return count
 
 
 def cancel_run(queue: Queue, table_name: str, run_id: int, force: bool = False) -> int | None:
     """Call off a run and its jobs; return how many were cancelled or asked to stop, None if all were over."""
-    engine = queue.engine
-    called_off = queue.change(engine.cancel_run, run=run_id)
-    chosen = queue.sql(engine.jobs_of_run)
-    cancelled, asked = _call_off(queue, table_name, chosen, force, engine.still_in_run, run=run_id)
-    return cancelled + asked if called_off or cancelled or asked else None
+    engine, run = queue.engine, {"table": table_name, "run": run_id}
+    called_off = queue.change(engine.cancel_run, **run)
+    hashes = [key_hash for (key_hash,) in queue.execute(engine.find_open_jobs, **run).fetchall()]
+    chosen, count = queue.sql(engine.these_jobs), 0
+    for first in range(0, len(hashes), _PORTION):
+        which = {"run": run_id, "hashes": tuple(hashes[first : first + _PORTION])}
+        count += _CallingOff(queue, table_name, chosen, engine.change_these, engine.still_in_run, **which).run(force)
+    return count if called_off or count else None
 
 
-def _call_off(
-    queue: Queue, table_name: str, chosen: str, force: bool, also: str = "", **also_by: Any
-) -> tuple[int, int]:
-    """Call off the chosen jobs; how many were cancelled, and how many are asked to stop."""
-    how = "force" if force else "cancel"
-    has_uncalled = queue.sql(queue.engine.has_uncalled, chosen=chosen, also=also)
-    cancelled = asked = 0
-    for _ in range(_MOST_PASSES):
-        # Running jobs first: one that is given back meanwhile is found among the scheduled ones.
-        asked = _ask_running(queue, table_name, chosen, how, also, **also_by)
-        cancelled += set_status(queue, table_name, chosen, ("scheduled",), "cancelled", also, **also_by)
-        # One that was claimed between the two has escaped both.
-        if not queue.db.execute(has_uncalled, table=table_name, **also_by).fetchone()[0]:
-            break
-    return cancelled, asked
+class _CallingOff:
+    """Some jobs of a table, to be called off: those that `chosen` selects and `change` changes, if `also` holds."""
 
+    def __init__(
+        self, queue: Queue, table_name: str, chosen: str, change: str, also: str = "", **parameters: Any
+    ) -> None:
+        self._queue, self._chosen, self._change, self._also = queue, chosen, change, also
+        self._parameters = {"table": table_name, **parameters}
 
-def _ask_running(queue: Queue, table_name: str, chosen: str, how: str, also: str, **also_by: Any) -> int:
-    engine = queue.engine
-    parts = {"changes": engine.request_cancel, "also": f"{engine.has_worker} {also}"}
-    request = queue.sql(engine.change_chosen, chosen=chosen, **parts)
-    queue.db.change(request, table=table_name, statuses=("reserved",), how=how, **also_by)
-    # Counted afterwards: to MySQL a row that had this request already has not changed.
-    find = queue.sql(engine.asked_to_stop, chosen=chosen)
-    asked = dict(queue.db.execute(find, table=table_name, **also_by).fetchall())
-    if asked:
-        queue.execute(engine.call_workers, workers=tuple(asked))
-    return sum(asked.values())
+    def run(self, force: bool) -> int:
+        """Call them off; how many were cancelled or are asked to stop."""
+        queue, engine = self._queue, self._queue.engine
+        has_uncalled = queue.sql(engine.has_uncalled, chosen=self._chosen, also=self._also)
+        cancelled = asked = 0
+        for _ in range(_MOST_PASSES):
+            # Running jobs first: one that is given back meanwhile is found among the scheduled ones.
+            asked = self._ask_running("force" if force else "cancel")
+            cancelled += self._to(queue.sql(engine.set_status, status="cancelled"), "scheduled")
+            # One that was claimed between the two has escaped both.
+            if not queue.db.execute(has_uncalled, **self._parameters).fetchone()[0]:
+                break
+        if cancelled:
+            queue.announce()
+        return cancelled + asked
+
+    def _to(self, changes: str, status: str, also: str = "", **parameters: Any) -> int:
+        parts = {"changes": changes, "chosen": self._chosen, "also": f"{also} {self._also}"}
+        change = self._queue.sql(self._change, **parts)
+        return self._queue.db.change(change, statuses=(status,), **self._parameters, **parameters)
+
+    def _ask_running(self, how: str) -> int:
+        queue, engine = self._queue, self._queue.engine
+        self._to(engine.request_cancel, "reserved", engine.has_worker, how=how)
+        # Counted afterwards: to MySQL a row that had this request already has not changed.
+        find = queue.sql(engine.asked_to_stop, chosen=self._chosen)
+        asked = dict(queue.db.execute(find, **self._parameters).fetchall())
+        if asked:
+            queue.execute(engine.call_workers, workers=tuple(asked))
+        return sum(asked.values())
 
 
 def _insist_on_cancellable(queue: Queue, keys: Keys) -> None:

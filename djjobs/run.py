@@ -14,7 +14,7 @@ from .database import explained
 from .errors import DjJobsError, JobNotCancellable, RunTimeout
 from .progress import RunBar
 from .queue import Queue, queue_of
-from .run_rows import RunRow, count_jobs, find_run
+from .run_rows import RunRow, find_run, look_at_run
 from .run_state import Progress
 from .settings import check_seconds
 from .tables import Jobs
@@ -182,12 +182,7 @@ class Run:
         if self.run_id is None:
             return "done", Progress()
         with self._explained("look at"):
-            row = self._row()
-            counts, tried = count_jobs(self._queue, self._queue.engine.this_run, run=self.run_id).get(
-                self.run_id, ({}, False)
-            )
-        progress = Progress.of(row.total, counts)
-        return row.state(progress, tried), progress
+            return look_at_run(self._queue, self._row())
 
     # -- acting ---------------------------------------------------------------------------------------------
 

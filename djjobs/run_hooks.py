@@ -34,6 +34,8 @@ _MOST_TRIES, _PAUSE = 3, 0.5
 _FIRST_WAIT, _LONGEST_WAIT = 0.02, 1.0
 #: How often a slot that is never idle looks for runs that are over.
 _LOOK_INTERVAL = 5.0
+#: A look reads the jobs of the table that wait. One that takes longer than this is followed by a rest so much longer.
+_QUICK, _REST = 0.05, 20
 #: How many runs are remembered.
 _REMEMBERED = 100
 
@@ -52,6 +54,7 @@ class RunHooks:
         self._ready: dict[int, Run | None] = {}
         self._touched: set[int] = set()
         self._next_look = time.monotonic() + _LOOK_INTERVAL
+        self._rests_until = 0.0
 
     def of(self, job: Job) -> Run | None:
         """The run of a job; None if it has none, or its run is gone."""
@@ -102,7 +105,7 @@ class RunHooks:
             if row[1:] == (job.worker_id, job.claim, job.key_hash):
                 # Ours already: the server's answer was lost, or the same job tries again.
                 return True
-            return queue.execute(queue.engine.take_preparing, **mark).rowcount == 1
+            return queue.execute(queue.engine.take_preparing, table=self._table_name, **mark).rowcount == 1
 
     def _call_prepare(self, run: Run, job: Job, stop: Stop) -> None:
         with stop.interruptible():
@@ -121,9 +124,9 @@ class RunHooks:
         """A job is over; see to its run, unless more jobs of it are claimed here already."""
         if job.run_id is not None and all(other.run_id != job.run_id for other in rest):
             self._touched.add(job.run_id)
-            if self._finishes:
+            if self._finishes and time.monotonic() >= self._rests_until:
                 self._see_to_touched(job.worker_id, job.claim, stop)
-        if time.monotonic() >= self._next_look:
+        if time.monotonic() >= max(self._next_look, self._rests_until):
             self._look(job.worker_id, job.claim, stop)
 
     def look(self, claimant: Claimant, stop: Stop, begin: Callable[[], None] = lambda: None) -> None:
@@ -140,7 +143,7 @@ class RunHooks:
         self._next_look = time.monotonic() + _LOOK_INTERVAL
         if self._finishes:
             self._touched.clear()
-            self._see_to(self._over(self._queue.engine.of_table), worker_id, claim, stop, begin)
+            self._see_to(self._over(self._queue.engine.find_over_in_table), worker_id, claim, stop, begin)
         else:
             self._see_to_touched(worker_id, claim, stop)
 
@@ -148,17 +151,22 @@ class RunHooks:
         # Whoever ends the last job of a run has touched it, and comes here after that.
         touched, self._touched = tuple(self._touched), set()
         if touched:
-            self._see_to(self._over(self._queue.engine.of_runs, runs=touched), worker_id, claim, stop)
+            self._see_to(self._over(self._queue.engine.find_over, runs=touched), worker_id, claim, stop)
 
-    def _over(self, which: str, **parameters: Any) -> list[tuple[int, bool, bool]]:
+    def _over(self, statement: str, **parameters: Any) -> list[tuple[int, bool, bool]]:
         """The runs that are over: their id, whether they are to be finished, and whether somebody dead was at it."""
-        sql = self._sql(self._queue.engine.find_over, which=which)
+        sql = self._sql(statement)
         given = {"table": self._table_name, "lease": settings.lease, **parameters}
-        return [(run, bool(todo), bool(dead)) for run, todo, dead in self._queue.db.execute(sql, **given).fetchall()]
+        started = time.monotonic()
+        rows = self._queue.db.execute(sql, **given).fetchall()
+        took = time.monotonic() - started
+        if took > _QUICK:
+            self._rests_until = started + took * _REST
+        return [(run, bool(todo), bool(dead)) for run, todo, dead in rows]
 
-    def _sql(self, statement: str, **parts: str) -> str:
+    def _sql(self, statement: str) -> str:
         seconds = self._queue.engine.seconds
-        return self._queue.sql(statement, own_lease=seconds("worker.lease"), lease=seconds("%(lease)s"), **parts)
+        return self._queue.sql(statement, own_lease=seconds("worker.lease"), lease=seconds("%(lease)s"))
 
     def _see_to(
         self,
@@ -170,7 +178,7 @@ class RunHooks:
     ) -> None:
         for run_id, is_unfinished, was_begun in over:
             if not is_unfinished:
-                if self._queue.change(self._queue.engine.end_run, run=run_id):
+                if self._queue.change(self._queue.engine.end_run, run=run_id, table=self._table_name):
                     self._log_end(run_id)
             elif self._finishes and not (was_begun and self._server_is_young()):
                 begin()
@@ -220,7 +228,8 @@ class _Finishing:
             if (worker_id, claim) == (self._mark["worker"], self._mark["claim"]):
                 # Ours already: the server's answer was lost.
                 return tries
-            taken = queue.db.execute(take, **self._mark, lease=settings.lease).rowcount
+            whose = {"table": self._hooks._table_name, "lease": settings.lease}
+            taken = queue.db.execute(take, **self._mark, **whose).rowcount
             return tries + 1 if taken else 0
 
     def _call(self) -> bool:

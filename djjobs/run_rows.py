@@ -12,7 +12,7 @@ from .queue import Queue, queue_of
 from .run_state import Progress, state_of
 from .tables import Runs
 
-__all__ = ["RunRow", "RunsOfSchema", "count_jobs", "find_run", "runs"]
+__all__ = ["RunRow", "RunsOfSchema", "find_run", "look_at_run", "runs"]
 
 
 class RunRow(NamedTuple):
@@ -58,14 +58,33 @@ def find_runs(queue: Queue, which: str, **parameters: Any) -> list[RunRow]:
     return [RunRow(*row) for row in queue.db.execute(sql, **parameters).fetchall()]
 
 
-def count_jobs(queue: Queue, which: str, **parameters: Any) -> dict[int, tuple[dict[str, int], bool]]:
-    """The jobs of each run by status, and whether one of them has been tried."""
-    sql = queue.sql(queue.engine.count_in_runs, which=which)
-    counts: dict[int, tuple[dict[str, int], bool]] = {}
-    for run_id, status, count, attempt in queue.db.execute(sql, **parameters).fetchall():
-        of_run, tried = counts.get(run_id, ({}, False))
-        counts[run_id] = {**of_run, status: count}, tried or attempt > 0
-    return counts
+def look_at_run(queue: Queue, row: RunRow) -> tuple[str, Progress]:
+    """The state of a run and how far it is."""
+    engine = queue.engine
+    sql = queue.sql(engine.count_in_runs, in_tables=engine.in_table, which=engine.this_run)
+    (look,) = _look_at(queue, [row], sql, table=row.table_name, run=row.run_id)
+    return look
+
+
+def look_at_runs(queue: Queue, rows: list[RunRow], which: str) -> list[tuple[str, Progress]]:
+    """The same for many."""
+    return _look_at(queue, rows, queue.sql(queue.engine.count_in_runs, in_tables="", which=which))
+
+
+def _look_at(queue: Queue, rows: list[RunRow], count: str, **parameters: Any) -> list[tuple[str, Progress]]:
+    counts: dict[int, dict[str, int]] = {row.run_id: {} for row in rows}
+    for run_id, status, number in queue.db.execute(count, **parameters).fetchall():
+        counts.setdefault(run_id, {})[status] = number
+    progress = {row.run_id: Progress.of(row.total, counts[row.run_id]) for row in rows}
+    waiting = [row for row in rows if progress[row.run_id].untouched]
+    begun = _begun(queue, waiting) if waiting else set()
+    return [(row.state(progress[row.run_id], row.run_id in begun), progress[row.run_id]) for row in rows]
+
+
+def _begun(queue: Queue, rows: list[RunRow]) -> set[int]:
+    """Those of the runs of which a job that waits was begun before."""
+    runs, tables = tuple(row.run_id for row in rows), tuple({row.table_name for row in rows})
+    return {run_id for (run_id,) in queue.execute(queue.engine.find_begun, runs=runs, tables=tables).fetchall()}
 
 
 class RunsOfSchema(Runs):
@@ -91,16 +110,13 @@ class RunsOfSchema(Runs):
         queue, engine = self._queue, self._queue.engine
         which = queue.sql(engine.these_runs, query=self.proj().make_sql())
         rows = sorted(find_runs(queue, which), key=lambda row: row.created, reverse=True)
-        counts = count_jobs(queue, which)
         lines = []
-        for row in rows:
-            of_run, tried = counts.get(row.run_id, ({}, False))
-            progress = Progress.of(row.total, of_run)
+        for row, (state, progress) in zip(rows, look_at_runs(queue, rows, which), strict=True):
             about = {
                 name: getattr(row, name) for name in ("run_id", "name", "table_name", "user", "created", "due_time")
             }
             ended = {"ended_time": row.ended_time, "finish_error": row.error}
-            lines.append({**about, "state": row.state(progress, tried), **asdict(progress), **ended})
+            lines.append({**about, "state": state, **asdict(progress), **ended})
         columns = [
             *("run_id", "name", "table_name", "user", "created", "due_time", "state"),
             *asdict(Progress()),

@@ -46,6 +46,11 @@ class Progress:
         return self.scheduled + self.reserved
 
     @property
+    def untouched(self) -> bool:
+        """Whether all of them wait."""
+        return self.scheduled == self.total > 0
+
+    @property
     def over(self) -> int:
         """How many are not to be done any more, whatever came of them."""
         return self.total - self.open
@@ -76,5 +81,5 @@ def state_of(progress: Progress, *, cancelled: bool, begun: bool, unfinished: bo
     if cancelled:
         return "cancelling" if progress.open else "cancelled"
     if progress.open:
-        return "running" if begun or progress.over or progress.reserved else "pending"
+        return "running" if begun or not progress.untouched else "pending"
     return "running" if unfinished else "done"

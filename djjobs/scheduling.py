@@ -223,13 +223,11 @@ def _put_back(queue: Queue, keys: Keys, statuses: tuple[str, ...], chosen: str) 
     return changed
 
 
-def set_status(
-    queue: Queue, table_name: str, chosen: str, statuses: tuple[str, ...], status: str, also: str = "", **also_by: Any
-) -> int:
-    """Give the chosen jobs of these statuses another one, if something else holds as well."""
+def set_status(queue: Queue, table_name: str, chosen: str, statuses: tuple[str, ...], status: str) -> int:
+    """Give the chosen jobs of these statuses another one."""
     changes = queue.sql(queue.engine.set_status, status=status)
-    sql = queue.sql(queue.engine.change_chosen, changes=changes, chosen=chosen, also=also)
-    changed = queue.db.change(sql, table=table_name, statuses=statuses, **also_by)
+    change = queue.sql(queue.engine.change_chosen, changes=changes, chosen=chosen, also="")
+    changed = queue.db.change(change, table=table_name, statuses=statuses)
     if changed:
         queue.announce()
     return changed

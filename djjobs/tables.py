@@ -73,8 +73,7 @@ def job_definition() -> str:
     cancel_request="" : varchar(16)  # what the running job was asked
     progress=null : {json}  # how far the running job is
     run_id=null : {big}  # the run that it belongs to
-    index (table_name, status, turn, due_time)
-    index (run_id, status)
+    index (table_name, status, turn, due_time, run_id)
     """.format(
         mark=UNFINISHED_MARK,
         statuses=statuses,

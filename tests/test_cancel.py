@@ -132,13 +132,14 @@ def test_a_job_that_is_claimed_just_then_does_not_escape(start: Any, monkeypatch
     table = Square()
     queue = Queue.of(table.connection, table.database)
     claims = Claims(queue, Keys(table, ("n = 2",), queue.engine))
-    cancel_scheduled = cancelling.set_status
+    change = cancelling._CallingOff._to
 
-    def claim_first(*arguments: Any, **options: Any) -> int:
-        claims.take(1)
-        return cancel_scheduled(*arguments, **options)
+    def claim_first(self: Any, changes: str, status: str, *arguments: Any, **options: Any) -> int:
+        if status == "scheduled":
+            claims.take(1)
+        return change(self, changes, status, *arguments, **options)
 
-    monkeypatch.setattr(cancelling, "set_status", claim_first)
+    monkeypatch.setattr(cancelling._CallingOff, "_to", claim_first)
     assert Square.cancel_jobs() == 3
     assert (status_of(Square, 1), status_of(Square, 2), status_of(Square, 3)) == ("cancelled", "reserved", "cancelled")
     assert job_of(Square, 2)["cancel_request"] == "cancel"

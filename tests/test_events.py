@@ -20,7 +20,7 @@ import pandas as pd
 import pytest
 from helpers import wait_for
 from pipelines import computed, forked, keys_of, manual, rows_of, statements_of
-from test_claims import Reading
+from plans import Reading
 from workloads import filling
 from workloads.squares import Bystander, another_connection
 

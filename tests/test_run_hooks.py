@@ -239,6 +239,18 @@ def test_tables_with_hooks_pay_one_statement_a_job_at_most(
     assert about_runs(Square, 60) <= 60 + 12
 
 
+def test_looks_that_take_long_are_followed_by_a_rest_and_no_run_is_forgotten(
+    start: Any, log: CallLog, gate: Gate, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("djjobs.run_hooks._LOOK_INTERVAL", 0)
+    monkeypatch.setattr("djjobs.run_hooks._QUICK", 0)
+    monkeypatch.setattr("djjobs.run_hooks._REST", 1e6)
+    hooks = Hooks(log, gate)
+    Square = start(0, **hooks.members())
+    assert about_runs(Square, 60) <= 2 + 12
+    assert len(hooks.calls("finish_run")) == 1
+
+
 # -- preparing ------------------------------------------------------------------------------------------------------
 
 

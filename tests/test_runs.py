@@ -9,8 +9,10 @@ from typing import Any
 import pytest
 from helpers import wait_for
 from pipelines import in_processes, rows_of, statements_of
+from plans import Reading, plan
 from workloads.lives import Gate, ago, populating
 from workloads.squares import (
+    Bystander,
     Standing,
     another_connection,
     change_jobs,
@@ -21,6 +23,7 @@ from workloads.squares import (
 )
 
 import djjobs
+from djjobs import cancelling
 from djjobs.queue import Queue
 from djjobs.run import Run
 from djjobs.run_state import STATES, Progress, state_of
@@ -447,6 +450,30 @@ def test_a_cancelled_run_goes_on_when_its_jobs_are_retried(start: Any) -> None:
     assert (run.state, run.progress()) == ("done", Progress(3, done=2, cancelled=1))
 
 
+def test_a_long_run_is_called_off_in_portions(start: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    Square = start(10)
+    run = Square.schedule_jobs("n <= 7", min_scheduling_interval=0)
+    rest = Square.schedule_jobs(min_scheduling_interval=0)
+    monkeypatch.setattr(cancelling, "_PORTION", 3)
+    assert run.cancel() == 7
+    assert (run.progress(), rest.progress()) == (Progress(7, cancelled=7), Progress(3, scheduled=3))
+
+
+def test_calling_a_run_off_does_not_wait_for_jobs_of_others(start: Any, engine: str) -> None:
+    Square = start(6)
+    run = Square.schedule_jobs("n <= 3", min_scheduling_interval=0)
+    Square.schedule_jobs(min_scheduling_interval=0)
+    short = "SET lock_timeout = '2s'" if engine == "postgresql" else "SET innodb_lock_wait_timeout = 2"
+    with Bystander(Square) as bystander:
+        Square.Number.connection.query(short)
+        bystander.connection.start_transaction()
+        bystander.change(5, "priority = 6")  # locked until they are done
+        assert run.cancel() == 3
+        bystander.connection.cancel_transaction()
+    Square.Number.connection.connect()
+    assert run.state == "cancelled"
+
+
 # -- in make() --------------------------------------------------------------------------------------------------------
 
 
@@ -508,37 +535,59 @@ def test_a_run_stays_as_long_as_a_job_of_it_is_there(start: Any, monkeypatch: py
 # -- the server's work -------------------------------------------------------------------------------------------
 
 
-def test_a_run_is_counted_and_seen_to_end_by_the_index_of_its_jobs(start: Any, engine: str) -> None:
+class RunStatements:
+    """What is asked about runs, and what the server reads for it."""
+
+    def __init__(self, Square: Any, engine: str) -> None:
+        self.connection, self._engine = Square.Number.connection, engine
+        self._queue, self._table = Queue.of(self.connection, Square.database), Square.table_name
+        analyze = "ANALYZE" if engine == "postgresql" else "ANALYZE TABLE"
+        for table in (self._queue.jobs, self._queue.runs):
+            self.connection.query(f"{analyze} {table.full_table_name}")
+
+    def sql(self, name: str) -> str:
+        engine = self._queue.engine
+        parts = {"in_tables": engine.in_table, "which": engine.this_run}
+        leases = {"own_lease": engine.seconds("worker.lease"), "lease": engine.seconds("%(lease)s")}
+        return self._queue.sql(getattr(engine, name), **parts, **leases)
+
+    def parameters(self, run: Run) -> dict[str, Any]:
+        return {"run": run.run_id, "runs": (run.run_id,), "table": self._table, "lease": 60}
+
+    def plan(self, name: str, run: Run) -> list[dict[str, Any]]:
+        return plan(self.connection, self._engine, self.sql(name), self.parameters(run))
+
+    def rows_read(self, name: str, run: Run) -> float:
+        with Reading(self.connection, self._engine).measured() as read:
+            self.connection.query(self.sql(name), args=self.parameters(run)).fetchall()
+        return read.rows
+
+
+@pytest.mark.only(engines=("mysql", "mariadb"))  # PostgreSQL does not tell what a look at an index passes over
+def test_a_run_that_is_worked_on_is_found_at_the_head_of_the_line(start: Any, engine: str) -> None:
     Square = start(3000)
-    small = Square.schedule_jobs("n <= 20", min_scheduling_interval=0)
-    large = Square.schedule_jobs(min_scheduling_interval=0)
-    connection, queue = Square.Number.connection, Queue.of(Square.Number.connection, Square.database)
-    analyze = "ANALYZE" if engine == "postgresql" else "ANALYZE TABLE"
-    for table in (queue.jobs, queue.runs):
-        connection.query(f"{analyze} {table.full_table_name}")
-    seconds = queue.engine.seconds
-    leases = {"own_lease": seconds("worker.lease"), "lease": seconds("%(lease)s")}
-    statements = {
-        queue.sql(queue.engine.count_in_runs, which=queue.engine.this_run): [small],
-        queue.sql(queue.engine.find_over, which=queue.engine.of_runs, **leases): [small, large],
-    }
-    for sql, runs in statements.items():
-        for run in runs:
-            parameters = {"run": run.run_id, "runs": (run.run_id,), "lease": 60, "table": Square.table_name}
-            assert jobs_index(connection, engine, sql, parameters, queue.jobs.full_table_name), sql
+    head = Square.schedule_jobs("n <= 20", min_scheduling_interval=0)
+    rest = Square.schedule_jobs(min_scheduling_interval=0)
+    asked = RunStatements(Square, engine)
+    assert asked.rows_read("find_over", head) < 20
+    change_jobs(Square, range(1, 21), "status = 'reserved'")
+    assert asked.rows_read("find_over", rest) < 20
+    assert asked.rows_read("find_over", head) > 2000, "or the measure sees nothing"
 
 
-def jobs_index(connection: Any, engine: str, sql: str, parameters: dict[str, Any], jobs: str) -> bool:
-    """Whether a statement finds the jobs by their run, and reads no other."""
-    if engine != "postgresql":
-        explain = "EXPLAIN FORMAT=TRADITIONAL" if engine == "mysql" else "EXPLAIN"
-        steps = connection.query(f"{explain} {sql}", args=parameters, as_dict=True).fetchall()
-        of_jobs = [step for step in steps if (step["key"] or "") == "run_id"]
-        return len(of_jobs) == 1 and not any(step["type"] == "ALL" and int(step["rows"] or 0) > 100 for step in steps)
-    lines = [line for (line,) in connection.query(f"EXPLAIN {sql}", args=parameters).fetchall()]
-    plan = "\n".join(lines)
-    (name,) = connection.query(
-        "SELECT indexname FROM pg_indexes WHERE schemaname = %(schema)s AND indexdef LIKE %(like)s",
-        args={"schema": jobs.split('"')[1], "like": "%~jobs%(run_id, status)%"},
-    ).fetchone()
-    return name in plan and 'Seq Scan on "~jobs"' not in plan
+def test_the_runs_of_a_table_are_seen_to_end_by_one_look_at_its_jobs(start: Any, engine: str) -> None:
+    Square = start(3000)
+    runs = [Square.schedule_jobs(f"n <= {150 * number}", min_scheduling_interval=0) for number in range(1, 21)]
+    assert [int(run) for run in runs] == [150] * 20
+    assert 3000 <= RunStatements(Square, engine).rows_read("find_over_in_table", runs[0]) < 4000
+
+
+@pytest.mark.only(engines=("mysql", "mariadb"))
+@pytest.mark.parametrize("name", ["count_in_runs", "find_open_jobs", "find_over_in_table"])
+def test_the_jobs_of_a_run_are_found_without_reading_their_rows(start: Any, engine: str, name: str) -> None:
+    Square = start(3000)
+    run = Square.schedule_jobs("n <= 20", min_scheduling_interval=0)
+    Square.schedule_jobs(min_scheduling_interval=0)
+    steps = [step for step in RunStatements(Square, engine).plan(name, run) if step["table"] in ("~jobs", "job")]
+    assert [step["key"] for step in steps] == ["claim_in_order"]
+    assert all("Using index" in step["Extra"].split("; ") for step in steps)

@@ -196,6 +196,10 @@ class JobStatements:
 
     #: `{changes}` to those jobs of some statuses whose key is among `{chosen}`, if `{also}` holds.
     change_chosen: ClassVar[str]
+    #: The same to jobs that are known by their hashes: no other is locked on the way there.
+    change_these = """
+        UPDATE {jobs} AS job SET {changes}
+        WHERE job.table_name = %(table)s AND job.key_hash IN %(hashes)s AND job.status IN %(statuses)s {also}"""
 
     put_back = """status = 'scheduled', timestamp = {now}, due_time = {due}, turn = {turn}, attempt = 0,
                worker_id = NULL"""

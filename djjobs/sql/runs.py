@@ -34,21 +34,43 @@ class RunStatements:
                retry_time, ended_time, {details}, {results}, error, prepared_time, finish
         FROM {runs} WHERE run_id {which}"""
 
-    #: The jobs of runs that are still there, by status, and whether any has used up an attempt.
-    count_in_runs = """
-        SELECT run_id, status, COUNT(*), MAX(attempt) FROM {jobs} WHERE run_id {which} GROUP BY run_id, status"""
-
     #: As `{which}`: one run, or those of a query.
     this_run = "= %(run)s"
     these_runs = "IN (SELECT run_id FROM ({query}) AS chosen)"
 
-    jobs_of_run = "SELECT DISTINCT key_hash FROM {jobs} WHERE run_id = %(run)s"
+    # Jobs have no index of runs: every insert, claim and end of a job would pay for it, and runs are looked at now and
+    # then. The index of claims has the run as its last column, so that no row is read to find the jobs of a run.
+
+    #: The jobs of runs that are still there, by status.
+    count_in_runs = """
+        SELECT run_id, status, COUNT(*) FROM {jobs} WHERE {in_tables} run_id {which} GROUP BY run_id, status"""
+    #: As `{in_tables}`, where the table is known.
+    in_table = "table_name = %(table)s AND"
+
+    #: Those of some runs of which a job that waits was begun before.
+    find_begun = """
+        SELECT DISTINCT run_id FROM {jobs}
+        WHERE table_name IN %(tables)s AND status = 'scheduled' AND attempt > 0 AND run_id IN %(runs)s"""
+
+    #: Not locked: on the way there a change would wait for jobs of other runs, which somebody may keep locked.
+    find_open_jobs = """
+        SELECT key_hash FROM {jobs} {use_order_index}
+        WHERE table_name = %(table)s AND status IN ('scheduled', 'reserved') AND run_id = %(run)s"""
+    these_jobs = "SELECT DISTINCT key_hash FROM {jobs} WHERE table_name = %(table)s AND key_hash IN %(hashes)s"
     still_in_run = "AND job.run_id = %(run)s"
 
-    #: One is enough: PostgreSQL would collect them all for an EXISTS, or without an order read all jobs there are.
-    _an_open_job = """(SELECT 1 FROM {jobs} AS job
-                       WHERE job.run_id = run.run_id AND job.status IN ('scheduled', 'reserved')
-                       ORDER BY job.run_id, job.status LIMIT 1)"""
+    #: A job of a run that is still to be done, found in the order of the line: a run that is worked on is at its head.
+    _first_job = """(SELECT 1 FROM {{jobs}} AS job
+                     WHERE job.table_name = %(table)s AND job.status = '{status}' AND job.run_id = run.run_id
+                     ORDER BY job.turn, job.due_time LIMIT 1)"""
+    _an_open_job = f"COALESCE({_first_job.format(status='scheduled')}, {_first_job.format(status='reserved')})"
+    _none_open = f"{_an_open_job} IS NULL"
+    #: The same for all runs of a table, by one look at its jobs.
+    _not_among_open = """run.run_id NOT IN (
+              SELECT open_job.run_id
+              FROM (SELECT DISTINCT job.run_id FROM {jobs} AS job {use_order_index}
+                    WHERE job.table_name = %(table)s AND job.status IN ('scheduled', 'reserved')
+                      AND job.run_id IS NOT NULL) AS open_job)"""
 
     #: Call a run off, unless it is over or called off already.
     cancel_run = f"""
@@ -66,31 +88,32 @@ class RunStatements:
         UPDATE {runs} AS run SET prepare_worker = %(worker)s, prepare_claim = %(claim)s, prepare_job = %(key_hash)s
         WHERE run.run_id = %(run)s AND run.prepared_time IS NULL
           AND NOT EXISTS (SELECT 1 FROM {jobs} AS job
-                          WHERE job.run_id = run.run_id AND job.status = 'reserved'
-                            AND job.key_hash = run.prepare_job AND job.worker_id = run.prepare_worker
-                            AND job.claim = run.prepare_claim)"""
+                          WHERE job.table_name = %(table)s AND job.key_hash = run.prepare_job
+                            AND job.run_id = run.run_id AND job.status = 'reserved'
+                            AND job.worker_id = run.prepare_worker AND job.claim = run.prepare_claim)"""
 
     end_preparing = """
         UPDATE {runs} SET details = %(details)s, prepared_time = {now}
         WHERE run_id = %(run)s AND prepared_time IS NULL AND prepare_worker = %(worker)s
           AND prepare_claim = %(claim)s AND prepare_job = %(key_hash)s"""
 
-    #: Over, and nobody has taken note of it; the mark to finish a run lives as long as its worker is heard of.
-    _over = f"""run.ended_time IS NULL AND {_an_open_job} IS NULL
+    #: Nobody has taken note of its end; the mark to finish a run lives as long as its worker is heard of.
+    _left_alone = """run.ended_time IS NULL
           AND (run.finish = 0
-               OR COALESCE((SELECT worker.last_heartbeat < {{now}} - {{own_lease}} FROM {{workers}} AS worker
+               OR COALESCE((SELECT worker.last_heartbeat < {now} - {own_lease} FROM {workers} AS worker
                             WHERE worker.worker_id = run.finish_worker),
-                           run.finish_since < {{now}} - {{lease}}, TRUE))"""
+                           run.finish_since < {now} - {lease}, TRUE))"""
 
-    find_over = f"""
+    #: The runs that are over: some of them, and all of a table.
+    _find_over = f"""
         SELECT run.run_id, run.finish, CASE WHEN run.finish_worker IS NULL THEN 0 ELSE 1 END FROM {{runs}} AS run
-        WHERE {{which}} AND {_over} ORDER BY run.created"""
-    of_runs = "run.run_id IN %(runs)s"
-    of_table = "run.table_name = %(table)s"
+        WHERE {_left_alone} AND """
+    find_over = _find_over + f"run.run_id IN %(runs)s AND {_none_open} ORDER BY run.created"
+    find_over_in_table = _find_over + f"run.table_name = %(table)s AND {_not_among_open} ORDER BY run.created"
 
     end_run = f"""
         UPDATE {{runs}} AS run SET ended_time = {{now}}
-        WHERE run.run_id = %(run)s AND run.finish = 0 AND run.ended_time IS NULL AND {_an_open_job} IS NULL"""
+        WHERE run.run_id = %(run)s AND run.finish = 0 AND run.ended_time IS NULL AND {_none_open}"""
 
     lock_finishing = """
         SELECT finish_worker, finish_claim, finish_tries FROM {runs}
@@ -99,7 +122,7 @@ class RunStatements:
     take_finishing = f"""
         UPDATE {{runs}} AS run SET finish_worker = %(worker)s, finish_claim = %(claim)s, finish_since = {{now}},
                finish_tries = run.finish_tries + 1
-        WHERE run.run_id = %(run)s AND run.finish = 1 AND {_over}"""
+        WHERE run.run_id = %(run)s AND run.finish = 1 AND {_left_alone} AND {_none_open}"""
 
     _no_mark = "finish_worker = NULL, finish_claim = NULL, finish_since = NULL"
     _finished_by_me = """
@@ -129,11 +152,13 @@ class RunStatements:
     end_runs = f"""
         UPDATE {{runs}} AS run SET ended_time = {{now}}, finish = 0
         WHERE run.table_name = %(table)s AND run.ended_time IS NULL AND run.finish <= %(finish)s
-          AND {_an_open_job} IS NULL"""
+          AND {_not_among_open}"""
 
     #: Runs that ended long ago and that no job needs any more.
     find_expired_runs = """
         SELECT run.run_id FROM {runs} AS run
         WHERE run.table_name = %(table)s AND run.ended_time < {now} - {retention}
-          AND NOT EXISTS (SELECT 1 FROM {jobs} AS job WHERE job.run_id = run.run_id)"""
+          AND run.run_id NOT IN (SELECT needed.run_id
+                                 FROM (SELECT DISTINCT job.run_id FROM {jobs} AS job {use_order_index}
+                                       WHERE job.table_name = %(table)s AND job.run_id IS NOT NULL) AS needed)"""
     delete_runs = "DELETE FROM {runs} WHERE run_id IN %(runs)s AND ended_time IS NOT NULL"
