@@ -568,19 +568,20 @@ def overtaken(lab: Lab, engine: str, schedule: Callable[[str], Any]) -> tuple[dj
     if engine == "postgresql":
         lock, unlock = f"pg_advisory_lock({name})", f"pg_advisory_unlock({name})"
         condition = f"pg_advisory_xact_lock({name}) IS NOT NULL"
-        running = "SELECT query FROM pg_stat_activity WHERE state = 'active' AND pid <> pg_backend_pid()"
+        waiting = "SELECT query FROM pg_stat_activity WHERE wait_event = 'advisory'"
     else:
         lock, unlock = f"GET_LOCK('{name}', 60)", f"RELEASE_LOCK('{name}')"
         # by a column, so that it is asked of a row and not before there is any
         condition = f"GET_LOCK('{name}', 60 + 0 * session) = 1"
-        running = "SELECT info FROM information_schema.processlist WHERE id <> connection_id() AND info IS NOT NULL"
+        waiting = "SELECT info FROM information_schema.processlist WHERE state = 'User lock'"
 
     def work(number: int) -> Any:
         go.wait(60)
         return schedule(condition)
 
     def is_evaluating() -> bool:
-        return bool(evaluations([sql for (sql,) in lab.schema.connection.query(running).fetchall()]))
+        # Not just begun: it has read a row, so what is done from now on it does not see.
+        return bool(evaluations([sql for (sql,) in lab.schema.connection.query(waiting).fetchall()]))
 
     djjobs.jobs(lab.schema)
     with forked(lab.schema, 1, work) as (child,):

@@ -13,7 +13,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import servers
-from claims import claim_times, memory
+from claims import claim_times, memory, run_looks
 from crew import Crew
 from events import acting, inserting
 from pipeline import Pipeline, configure, dj
@@ -57,23 +57,18 @@ def main() -> None:
 
 
 def start(engine: str) -> servers.PrivateServer:
-    """A private server as the tests have it, with as much cache and log as the server of a lab."""
+    """A private server as the tests have it, with as much cache as the server of a lab."""
     servers.obtain(engine)
     kind: Any = {
         "postgresql": servers.PostgresServer,
         "mysql": servers.MySQLServer,
         "mariadb": servers.MariaDBServer,
     }[engine]
-    # A gigabyte of each. That much log is PostgreSQL's default, and what MySQL takes on two cores if left to itself.
-    room = {
-        "postgresql": ["--shared_buffers=1GB"],
-        "mysql": ["--innodb-buffer-pool-size=1G", "--innodb-redo-log-capacity=1G"],
-        "mariadb": ["--innodb-buffer-pool-size=1G", "--innodb-log-file-size=1G"],
-    }[engine]
+    room = "--shared_buffers=1GB" if engine == "postgresql" else "--innodb-buffer-pool-size=1G"
 
     class Roomy(kind):
         def _command(self) -> list[str]:
-            return [*super()._command(), *room]
+            return [*super()._command(), room]
 
     return Roomy()
 
@@ -98,6 +93,7 @@ def _claims(sizes: Sizes, settings: dict[str, Any], cell: str) -> Iterator[Figur
         pipeline.schedule()
     yield from claim_times(short, long, sizes.lengths, sizes.claims, cell)
     yield memory(short, long, sizes.lengths, settings, cell)
+    yield run_looks(short, long, sizes.lengths, sizes.claims, cell)
 
 
 def _events(sizes: Sizes, settings: dict[str, Any], cell: str) -> Iterator[Figure]:

@@ -1,4 +1,4 @@
-"""Claims from a short and from a long queue: how long they take, and the memory of a worker."""
+"""Claims from a short and from a long queue: how long they take, the memory of a worker, and a look at a run."""
 
 from __future__ import annotations
 
@@ -11,11 +11,12 @@ from pipeline import Pipeline
 from report import Figure
 from timing import say, timed
 
+import djjobs
 from djjobs.claiming import ORDERS, Claims
 from djjobs.keys import Keys
 from djjobs.queue import Queue
 
-__all__ = ["claim_times", "memory"]
+__all__ = ["claim_times", "memory", "run_looks"]
 
 _AT_ONCE = (1, 10)
 
@@ -57,6 +58,28 @@ def memory(short: Pipeline, long: Pipeline, lengths: tuple[int, int], settings: 
         f"{peaks[0]:.1f} MB (short)",
         peaks[1] / peaks[0],
         at_most=1.05,
+    )
+
+
+def run_looks(short: Pipeline, long: Pipeline, lengths: tuple[int, int], looks: int, cell: str) -> Figure:
+    """The median time of a look at a run of ten jobs, which reads the table's entries in the index: no target."""
+    times: list[list[float]] = [[], []]
+    runs = []
+    for pipeline in (short, long):
+        djjobs.settings.events = False
+        pipeline.source.insert(("new", number) for number in range(10))
+        djjobs.settings.events = True
+        runs.append(pipeline.target.schedule_jobs("subject = 'new'", min_scheduling_interval=0))
+    for _ in range(looks):
+        for run, seconds in zip(runs, times, strict=True):
+            seconds.append(timed(lambda: run.progress().total, expect=10))  # noqa: B023
+    first, second = (statistics.median(seconds) for seconds in times)
+    return Figure(
+        f"progress of a run of 10 among {lengths[1]:,} jobs and among {lengths[0]:,}",
+        cell,
+        f"{second * 1000:.1f} ms",
+        f"{first * 1000:.1f} ms (short)",
+        second / first,
     )
 
 

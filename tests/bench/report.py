@@ -15,7 +15,7 @@ NOTES = """
 The sides take turns, several rounds, and the median counts. Servers are private, with their default settings (every
 commit reaches the disk) but 1 GB of cache. The table has a key of two attributes and a make() that inserts one row.
 
-- New keys: an empty queue, `schedule_jobs()` and `jobs.refresh()`, in keys a second; DataJoint's side has fewer keys.
+- New keys: an empty queue, `schedule_jobs()` and `jobs.refresh()`, in keys a second.
   The bare SQL is an INSERT ... SELECT by hand into an empty twin of our queue with the same columns and indexes: table
   name, hash (SHA-256 of the key as JSON), status and the key as JSON, without keys that are in the target or the queue.
 - Again: the queues hold all keys already; DataJoint's was filled by SQL.
