@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import logging
 import os
 import platform
 from typing import Any
@@ -25,6 +26,10 @@ from .tables import (
 
 __all__ = ["Queue", "jobs", "queue_of", "workers"]
 
+logger = logging.getLogger("djjobs")
+
+#: So many new jobs at once may mislead an engine about the length of the queue.
+_MANY = 1000
 #: `~jobs` as DataJoint 0.14 declares it.
 _LEGACY_COLUMNS = frozenset(
     "table_name key_hash status key error_message error_stack user host pid connection_id timestamp".split()
@@ -152,6 +157,17 @@ class Queue:
         """Tell idle workers that there is something to do, where the engine can."""
         if self.engine.notify:
             self.db.execute(self.engine.notify, schema=self.database)
+
+    def has_grown(self, count: int) -> None:
+        """So many jobs have come at once: let the engine look at them, if it would plan as if they were not there."""
+        engine, jobs = self.engine, self.jobs.full_table_name
+        if count < _MANY or not engine.underestimates:
+            return
+        try:
+            if self.db.execute(engine.underestimates, jobs=jobs, count=count).fetchone()[0]:
+                self.execute(engine.look_at_queue)
+        except Exception as error:
+            logger.warning("%s: the server could not look at its new jobs; it will by itself: %s", jobs, error)
 
     def signature(self) -> dict[str, Any]:
         """Who acts, as the rows record it."""

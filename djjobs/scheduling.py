@@ -142,6 +142,7 @@ class _NewRun:
         count = self._queue.db.retry(lambda: self._try(priority, force))
         if count:
             self._queue.announce()
+            self._queue.has_grown(count)
         return Scheduled(self._run_id if count or self._name else None, count)
 
     def _try(self, priority: int, force: bool) -> int:

@@ -141,6 +141,16 @@ def test_a_claim_reads_what_it_takes_however_long_the_queue(long: Any, reading: 
     assert 10 <= read.rows < FEW
 
 
+def test_a_claim_reads_no_more_when_the_queue_has_just_become_long(server: Any, engine: str) -> None:
+    with standing_schema() as fresh:
+        Square = fresh.start_over(SCHEDULED)
+        Square.schedule_jobs(min_scheduling_interval=0)
+        for order in ORDERS:
+            with Reading(fresh.schema.connection, engine).measured() as read:
+                assert len(claims(Square, order=order).take(10)) == 10
+            assert 10 <= read.rows < FEW, order
+
+
 @pytest.mark.parametrize("order", ORDERS)
 def test_delayed_jobs_are_not_in_the_way(standing: Standing, reading: Any, order: str) -> None:
     with reading() as read:

@@ -252,7 +252,7 @@ def test_a_scheduling_that_failed_does_not_hold_up_the_next(lab: Lab, monkeypatc
 # -- at what cost ------------------------------------------------------------------------------------------
 
 
-def test_one_statement_schedules_any_number_of_keys(lab: Lab) -> None:
+def test_one_statement_schedules_any_number_of_keys(lab: Lab, engine: str) -> None:
     def cost(count: int) -> list[str]:
         lab.start_over(1, count)
         with statements_of(lab.schema.connection) as statements:
@@ -260,7 +260,10 @@ def test_one_statement_schedules_any_number_of_keys(lab: Lab) -> None:
         return statements
 
     few, many = cost(2), cost(3000)
-    assert len(many) == len(few)
+    # PostgreSQL is asked how long it takes the queue for, and to look.
+    about_length = [sql for sql in many if "reltuples" in sql or sql.lstrip().startswith("ANALYZE")]
+    assert len(many) - len(about_length) == len(few)
+    assert len(about_length) == (2 if engine == "postgresql" else 0)
     assert len([sql for sql in many if sql.lstrip().startswith("INSERT") and "~jobs" in sql and "SELECT" in sql]) == 1
     assert len(lab.Spectrum.jobs) == 3000
 

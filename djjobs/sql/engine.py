@@ -56,6 +56,11 @@ class Engine(JobStatements, RunStatements, WorkerStatements, ScheduleStatements,
     #: The order of waiting jobs, said so that the engine finds it in the index.
     due_first: ClassVar[str] = "due_time"
 
+    #: Whether the engine takes the queue for shorter than what was just put into it, and how to have it look; empty
+    #: where it finds out by itself in time.
+    underestimates: ClassVar[str] = ""
+    look_at_queue: ClassVar[str] = ""
+
     own_connection_id: ClassVar[str]
     #: From now on no statement of this connection waits for a lock for longer than a second.
     wait_little: ClassVar[str]
