@@ -29,7 +29,7 @@ class PostgreSQL(Engine):
     # Until autovacuum comes by, jobs that are known by their keys would be looked for among all of their table. Whoever
     # does not own the queue gets a warning, and has to wait for that.
     underestimates = "SELECT reltuples < %(count)s FROM pg_class WHERE oid = CAST(%(jobs)s AS regclass)"
-    look_at_queue = "ANALYZE (SKIP_LOCKED) {jobs}"
+    look_at_queue = "ANALYZE (SKIP_LOCKED) {jobs} (table_name, key_hash, status, turn)"
     own_connection_id = "SELECT pg_backend_pid()"
     wait_little = "SET lock_timeout = '1s'"
     uptime = "SELECT 'Uptime', EXTRACT(epoch FROM clock_timestamp() - pg_postmaster_start_time())"
