@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import threading
 from collections.abc import Iterator
 from typing import Any
@@ -24,7 +25,8 @@ WHAT = {"jobs": ("jobs",), "cleanup": ("cleanup",), "both": ("cleanup", "jobs")}
 def carry_out(timetable: Timetable, schedule: Schedule, firing: Firing) -> tuple[str, str]:
     """Do what the schedule says, and record the outcome.
 
-    All of it can be done twice without harm, so a firing whose process has died is simply carried out again.
+    All of it can be done twice without harm, so a firing whose process has died is simply carried out again, and a
+    step that has lost its connection is done again on a new one.
 
     Returns
     -------
@@ -42,7 +44,7 @@ def carry_out(timetable: Timetable, schedule: Schedule, firing: Firing) -> tuple
             for step in WHAT[schedule.what]:
                 # One table that cannot be seen to does not keep the others waiting.
                 try:
-                    lines.append(_STEPS[step](table))
+                    lines.append(timetable.queue.db.retry(functools.partial(_STEPS[step], table)))
                 except Exception as error:
                     failures.append(describe(error))
         if "cleanup" in WHAT[schedule.what]:

@@ -333,7 +333,7 @@ def test_a_scheduler_whose_connections_the_server_ends_goes_on(lab: Lab, engine:
     """Those of the scheduler and of a firing that runs, which is carried out on a new one."""
     slow, ticking = lab.add(RESULT, due=True), lab.add(PLOT, every=1)
     with lab.closed(), running(lab, "scheduler", MODULE, **SHORT_EXPIRY) as scheduler:
-        wait_for(lambda: lab.told and "done" in lab.states(ticking))
+        wait_for(lambda: slow in {told.name for told in lab.told} and "done" in lab.states(ticking))
         end_other_connections(lab, engine)
         count = len(lab.firings(ticking))
         lab.open()
@@ -342,6 +342,17 @@ def test_a_scheduler_whose_connections_the_server_ends_goes_on(lab: Lab, engine:
         scheduler.send(signal.SIGTERM)
         scheduler.end()
     assert "Traceback" not in scheduler.log
+
+
+def test_a_step_whose_own_query_loses_its_connection_is_done_again(lab: Lab) -> None:
+    """One of DataJoint's, in code of the table, which no statement of ours could repeat."""
+    lab.fill(3)
+    name = lab.add(RESULT, due=True)
+    (lab.folder / "lose-Result").touch()
+    with running(lab, "scheduler", MODULE, "--once") as scheduler:
+        assert scheduler.end() == 0
+    assert [told.word for told in lab.told] == ["begin", "begin", "end"]
+    assert lab.schedule(name).last_outcome == "3 jobs scheduled in Result"
 
 
 def end_other_connections(lab: Lab, engine: str) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,12 @@ import datajoint as dj
 from pipelines import INT, rows_of
 
 import djjobs
+from djjobs.compat import datajoint_api
+
+END_OWN_CONNECTION = {
+    "postgresql": "SELECT pg_terminate_backend(pg_backend_pid())",
+    "mysql": "KILL CONNECTION_ID()",
+}
 
 
 def folder() -> Path:
@@ -31,13 +38,20 @@ def tell(table: Any, word: str) -> None:
             log.write(line)
 
 
-def act(name: str) -> None:
-    """What the test wants of a table: to wait, to die, to fail."""
+def act(table: Any) -> None:
+    """What the test wants of a table: to wait, to die, to lose its connection once, to fail."""
+    name = type(table).__name__
     gate = folder() / f"close-{name}"
     while gate.exists():
         time.sleep(0.02)
     if (folder() / f"die-{name}").exists():
         os.kill(os.getpid(), 9)
+    lose = folder() / f"lose-{name}"
+    if lose.exists():
+        lose.unlink()
+        with suppress(Exception):  # ending its own connection is an error, too
+            table.connection.query(END_OWN_CONNECTION[datajoint_api.backend(table.connection)], reconnect=False)
+        table.connection.query("SELECT 1", reconnect=False)
     if (folder() / f"fail-{name}").exists():
         raise ValueError(f"no luck with {name}, \N{SNOWMAN}")
 
@@ -45,7 +59,7 @@ def act(name: str) -> None:
 class Telling(djjobs.JobsMixin):
     def schedule_jobs(self, *restrictions: Any, **options: Any) -> Any:
         tell(self, "begin")
-        act(type(self).__name__)
+        act(self)
         run = super().schedule_jobs(*restrictions, **options)
         tell(self, "end")
         return run
