@@ -12,7 +12,7 @@ from typing import Any
 
 from .compat import datajoint_api
 from .database import Database
-from .outbox import Change, merge_into, server_of
+from .outbox import Change, account_of, merge_into
 from .reacting import Agenda
 from .routing import route_over
 from .stopping import start_thread
@@ -37,7 +37,7 @@ class _Connections:
 
     def get(self, cls: Any) -> Any:
         theirs = cls._connection
-        who = *server_of(theirs), theirs.conn_info["user"]
+        who = account_of(theirs)
         if who not in self._open:
             db = Database(datajoint_api.another_connection(theirs))
             db.start_afresh()

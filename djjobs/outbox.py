@@ -6,7 +6,7 @@ import os
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-__all__ = ["MOST_KEYS", "Change", "Outbox", "merge_into", "server_of"]
+__all__ = ["MOST_KEYS", "Change", "Outbox", "account_of", "merge_into", "server_of"]
 
 #: So many inserted keys of a table are remembered; if there are more, all keys are looked at.
 MOST_KEYS = 10_000
@@ -65,6 +65,11 @@ def server_of(connection: Any) -> tuple[Any, ...]:
     """Which server a connection goes to, and which of its databases."""
     info = connection.conn_info
     return info["host"], info["port"], info.get("database_name")
+
+
+def account_of(connection: Any) -> tuple[Any, ...]:
+    """Which server a connection goes to, and as whom."""
+    return *server_of(connection), connection.conn_info["user"]
 
 
 class Outbox:

@@ -15,7 +15,7 @@ from . import cleanup, scheduling
 from .compat import datajoint_api
 from .database import Database, explained
 from .keys import Keys, table_label
-from .outbox import Change, merge_into
+from .outbox import Change, account_of, merge_into
 from .queue import Queue
 from .settings import settings
 from .upstream import Upstream, listens, registry, restrictions_for
@@ -64,6 +64,8 @@ class Agenda:
         self._cleaned: weakref.WeakKeyDictionary[type, float] = weakref.WeakKeyDictionary()
         #: Tables for which something has failed; the next time all of their keys are looked at.
         self._missed: weakref.WeakSet[type] = weakref.WeakSet()
+        #: Accounts for which a table could not be looked at; the next time that is tried again.
+        self._out_of_reach: set[tuple[Any, ...]] = set()
         #: How often something has failed.
         self.failures = 0
 
@@ -73,17 +75,9 @@ class Agenda:
 
     def add(self, server: Any, changes: Iterable[Change]) -> None:
         """Find out which tables a change matters to, and what is to be done for them."""
+        self._out_of_reach.clear()
         for change in changes:
-            try:
-                downstream = registry.downstream(server, change.table, self._upstream_of)
-            except Exception as error:
-                logger.warning(
-                    "A change of %s was not acted on: %s", change.table, error, extra={"event": "event failed"}
-                )
-                self.failures += 1
-                self._missed.update(registry.tables_at(server))
-                continue
-            for table in downstream:
+            for table in registry.downstream(server, change.table, self._upstream_of):
                 if listens(table):
                     self._add(table, server, change)
 
@@ -182,7 +176,7 @@ class Agenda:
         for change in task.changes.values():
             if change.table == table.full_table_name or not change.inserted:
                 continue
-            told = upstream.is_told_by_keys_of(change.table)
+            told = upstream is not None and upstream.is_told_by_keys_of(change.table)
             conditions = restrictions_for(table, change, queue.engine) if told else None
             if conditions is None:
                 task.everything = True
@@ -217,18 +211,36 @@ class Agenda:
             table = self._tables[cls] = _over(cls, connection)
         return table
 
-    def _upstream_of(self, cls: type) -> Upstream:
-        if cls not in self._upstream:
-            table = self._table(cls)
+    def _upstream_of(self, cls: Any) -> Upstream | None:
+        """What a table depends on; None while it is out of reach, which is no reason to pass over the others."""
+        account = account_of(cls._connection)
+        if cls not in self._upstream and account not in self._out_of_reach:
             try:
-                self._upstream[cls] = Upstream.of(table)
+                self._upstream[cls] = self._find_upstream(self._table(cls))
             except Exception as error:
-                if Database(table.connection).is_lost(error):
-                    raise
-                label = table_label(table)
-                logger.warning("What the key_source of %s depends on could not be found out: %s", label, error)
-                self._upstream[cls] = Upstream.unknown(table)
-        return self._upstream[cls]
+                logger.warning(
+                    "Changes upstream of %s are not acted on: %s: %s The next scheduling makes good for it.",
+                    cls.full_table_name,
+                    type(error).__name__,
+                    error,
+                    extra={"event": "event failed", "table": cls.__name__},
+                )
+                self.failures += 1
+                self._out_of_reach.add(account)
+        if cls not in self._upstream:
+            self._missed.add(cls)
+        return self._upstream.get(cls)
+
+    @staticmethod
+    def _find_upstream(table: Any) -> Upstream:
+        try:
+            return Upstream.of(table)
+        except Exception as error:
+            if Database(table.connection).is_lost(error):
+                raise
+            label = table_label(table)
+            logger.warning("What the key_source of %s depends on could not be found out: %s", label, error)
+            return Upstream.unknown(table)
 
 
 def _over(cls: Any, connection: Any) -> Any:

@@ -137,14 +137,22 @@ class _Registry:
         tables = self._downstream.get((server, table))
         return any(map(listens, self.tables_at(server) if tables is None else tables))
 
-    def downstream(self, server: Any, table: str, upstream_of: Callable[[type], Upstream]) -> list[type]:
-        """The tables that a change matters to, listening or not."""
+    def downstream(self, server: Any, table: str, upstream_of: Callable[[type], Upstream | None]) -> list[type]:
+        """The tables that a change matters to, listening or not.
+
+        Where nobody can say now what a table depends on, that is asked again the next time.
+        """
         self._find_tables()
         known = self._downstream
-        if (server, table) not in known:
-            own = [cls for cls in self.tables_at(server) if _full_name(cls) == table]
-            known[server, table] = own + [cls for cls in self.tables_at(server) if upstream_of(cls).includes(table)]
-        return known[server, table]
+        if (server, table) in known:
+            return known[server, table]
+        tables = self.tables_at(server)
+        upstream = {cls: upstream_of(cls) for cls in tables}
+        found = [cls for cls in tables if _full_name(cls) == table]
+        found += [cls for cls, its in upstream.items() if its is not None and its.includes(table)]
+        if None not in upstream.values():
+            known[server, table] = found
+        return found
 
     def tables_at(self, server: Any) -> list[type]:
         """The classes whose tables are on this server."""

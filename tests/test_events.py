@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 import os
 import secrets
@@ -62,6 +63,7 @@ class Lab(SimpleNamespace):
 
 @pytest.fixture(scope="module")
 def standing(server: Any) -> Iterator[Lab]:
+    gc.collect()  # classes of other tests would hear of changes, too, whose users and tables are gone
     name = f"djjobs_test_{secrets.token_hex(4)}"
     lab = Lab(dj.Schema(f"{name}_a"), dj.Schema(f"{name}_b"))
     yield lab
@@ -744,6 +746,26 @@ def test_somebody_who_may_not_use_the_queue_can_insert_all_the_same(
     assert "privilege" in said(Result)[-1]
     assert len(Source()) == 1
     Source.connection.close()
+
+
+def test_a_table_out_of_reach_does_not_keep_the_others_from_hearing(
+    guest: Callable[[], Any], lab: Lab, schema: Any, said: Any
+) -> None:
+    """It belongs to a user whose password was changed, and was not looked at before."""
+    computed(schema, "-> Source", {"Source": manual(schema, "a : int")})
+    theirs = guest()
+    Result = computed(theirs, "-> Source", {"Source": manual(theirs, "a : int")})
+    info, password = theirs.connection.conn_info, theirs.connection.conn_info["passwd"]
+    info["passwd"] = "another"
+    lab.Session.insert1(S1)
+    assert not djjobs.flush_events()
+    assert sessions_of(lab.Spectrum) == [1]
+    assert "password" in said(Result)[-1] or "Access denied" in said(Result)[-1]
+    info["passwd"] = password
+    lab.Session.insert1(S2)
+    acted()
+    assert sessions_of(lab.Spectrum) == [1, 2]
+    theirs.connection.close()
 
 
 def test_a_server_that_goes_away_is_logged_and_made_good(
