@@ -25,12 +25,12 @@ from .queue import Queue
 from .running import Page, Started
 from .settings import settings
 
-__all__ = ["Keeper", "Watched"]
+__all__ = ["LOOK_INTERVAL", "Keeper", "Watched"]
 
 logger = logging.getLogger("djjobs")
 
 #: How often requests are looked for and progress is written, while a job runs that has taken so long already.
-_LOOK_INTERVAL = 1.0
+LOOK_INTERVAL = 1.0
 #: How long a worker that leaves tries to put back what its dead slots had.
 _PATIENCE = 2.0
 
@@ -158,7 +158,8 @@ class Keeper:
             time.sleep(0.05)
 
     @staticmethod
-    def _interval() -> float:
+    def interval() -> float:
+        """How long until the next heartbeat: not the same for workers that have started together."""
         return settings.heartbeat_interval * random.uniform(0.8, 1.0)
 
     # -- every now and then --------------------------------------------------------------------------------
@@ -177,9 +178,9 @@ class Keeper:
                 self._see_to_the_buried()
                 if time.monotonic() - self._steady_since >= settings.lease:
                     self.recover()
-            lasting = any(now - started.since >= _LOOK_INTERVAL for _, started in running)
+            lasting = any(now - started.since >= LOOK_INTERVAL for _, started in running)
             if now >= self._next_look and (lasting or self._unburied):
-                self._next_look = now + _LOOK_INTERVAL
+                self._next_look = now + LOOK_INTERVAL
                 self._bury_the_rest()
                 self._pass_on_requests(slots)
                 self._publish_progress(running)
@@ -206,7 +207,7 @@ class Keeper:
         # After a gap others may not have been heard either: nobody is dead before all had the time to be heard again.
         if now - self._last_beat > max(2 * settings.heartbeat_interval, settings.lease / 2):
             self._steady_since = now
-        self._last_beat, self._next_beat = now, now + self._interval()
+        self._last_beat, self._next_beat = now, now + self.interval()
 
     def recover(self) -> int:
         """Put the jobs of dead workers back; return how many."""

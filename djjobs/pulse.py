@@ -21,7 +21,7 @@ import psutil
 
 from .finishing import Finisher
 from .identity import Claimant
-from .keeper import Keeper
+from .keeper import LOOK_INTERVAL, Keeper
 from .running import Desk, Page
 from .settings import settings
 from .stopping import start_thread
@@ -74,6 +74,13 @@ class Pulse:
         except Exception as error:
             logger.warning("The worker cannot be kept alive at the moment: %s", error)
             return None
+
+    def is_lasting(self) -> bool:
+        """Whether a job runs that takes its time, or may run out of it: others have to hear of it, or it of them."""
+        if self._finisher.policy.timeout is not None:
+            return True
+        started = self.page.read()
+        return started is not None and time.monotonic() - started.since >= LOOK_INTERVAL
 
     def order(self, *order: Any) -> None:
         if self._desk is not None:
@@ -190,13 +197,15 @@ class _Guardian:
             os._exit(0)
 
     def _watch(self) -> None:
-        keeper = self._pulse.make_keeper()
+        # Short jobs need no second connection before the worker, who has just entered, has to be heard of again.
+        keeper, next_beat = None, time.monotonic() + Keeper.interval()
         while not self._is_over():
-            keeper = keeper or self._pulse.make_keeper()
+            if keeper is None and (time.monotonic() >= next_beat or self._pulse.is_lasting()):
+                keeper = self._pulse.make_keeper()
             # A process that was suspended does not work, so nobody may wait for it longer than for a dead one.
             if keeper and not self._is_suspended():
                 keeper.tick([self])
-        if keeper and not self._dismissed:
+        if not self._dismissed and (keeper := keeper or self._pulse.make_keeper()):
             keeper.bury(self, f"the process {self._parent} was killed or crashed.")
             keeper.leave()
         if keeper:

@@ -29,6 +29,7 @@ from workloads.lives import (
     kill_tree,
     kinds,
     lose,
+    other_connections,
     own_number,
     populating,
     status_of,
@@ -38,6 +39,7 @@ from workloads.lives import (
 from workloads.squares import (
     CallLog,
     Standing,
+    another_connection,
     change_jobs,
     insert_square,
     made,
@@ -718,6 +720,26 @@ def test_a_worker_appears_beats_and_goes(start: Any, log: CallLog, gate: Gate, l
         gate.open()
         assert child.result()["success_count"] == 3
     assert worker_rows(Square) == []
+
+
+def test_short_jobs_take_one_connection_and_a_long_one_a_second(start: Any, leases: Any) -> None:
+    """The keeper has no use for one while the next heartbeat is far."""
+    leases(60, 20)
+    more: list[set[int]] = []
+
+    def make(self: Any, key: dict[str, Any]) -> None:
+        before = set(other_connections(onlooker))
+        if key["n"] == 3:
+            wait_for(lambda: set(other_connections(onlooker)) - before)
+        else:
+            time.sleep(0.6)
+        more.append(set(other_connections(onlooker)) - before)
+        insert_square(self, key)
+
+    Square = start(3, make)
+    with closing(another_connection()) as onlooker:
+        assert Square.populate(reserve_jobs=True)["success_count"] == 3
+    assert [len(new) for new in more] == [0, 0, 1]
 
 
 def test_a_populate_with_nothing_to_do_is_no_worker(start: Any) -> None:

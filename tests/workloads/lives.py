@@ -183,8 +183,8 @@ def cut(victim: int) -> None:
         killer.close()
 
 
-def cut_all_but(mine: Any) -> int:
-    """End all connections to the server but this one; return how many there were."""
+def other_connections(mine: Any) -> list[int]:
+    """The numbers of all connections to the server but this one."""
     if is_postgresql(mine):
         others = "SELECT pid FROM pg_stat_activity WHERE backend_type = 'client backend' AND pid <> pg_backend_pid()"
     else:
@@ -192,7 +192,12 @@ def cut_all_but(mine: Any) -> int:
             "SELECT id FROM information_schema.processlist WHERE id <> CONNECTION_ID() "
             "AND user NOT IN ('system user', 'event_scheduler') AND command <> 'Daemon'"
         )
-    numbers = [row[0] for row in mine.query(others).fetchall()]
+    return [row[0] for row in mine.query(others).fetchall()]
+
+
+def cut_all_but(mine: Any) -> int:
+    """End all connections to the server but this one; return how many there were."""
+    numbers = other_connections(mine)
     for number in numbers:
         with suppress(Exception):  # it has gone by itself meanwhile
             mine.query(f"SELECT pg_terminate_backend({number})" if is_postgresql(mine) else f"KILL {number}")
