@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-__all__ = ["alternate", "in_turns", "medians", "say", "timed"]
+__all__ = ["alternate", "say", "timed"]
 
 
 def timed(action: Callable[[], Any], expect: Any = None) -> float:
@@ -24,18 +24,7 @@ def timed(action: Callable[[], Any], expect: Any = None) -> float:
 def alternate(
     sides: dict[str, Callable[[], float]], rounds: int, seldom: dict[str, int] | None = None
 ) -> dict[str, float]:
-    """Measure each side in turn, as `in_turns` does; return the medians."""
-    return medians(in_turns(sides, rounds, seldom))
-
-
-def medians(figures: dict[str, list[float]]) -> dict[str, float]:
-    return {name: statistics.median(values) for name, values in figures.items()}
-
-
-def in_turns(
-    sides: dict[str, Callable[[], float]], rounds: int, seldom: dict[str, int] | None = None
-) -> dict[str, list[float]]:
-    """Measure each side once a round, first to last and then last to first; return the figures of all rounds.
+    """Measure each side once a round, first to last and then last to first; return the medians.
 
     Parameters
     ----------
@@ -48,7 +37,7 @@ def in_turns(
             if number % (seldom or {}).get(name, 1) == 0:
                 figures[name].append(sides[name]())
                 say(f"  {name}: {figures[name][-1]:.4g}")
-    return figures
+    return {name: statistics.median(values) for name, values in figures.items()}
 
 
 def say(text: str) -> None:
