@@ -11,7 +11,7 @@ from typing import Any
 
 import psutil
 import pytest
-from helpers import wait_for
+from helpers import has_ended, wait_for
 from pipelines import job_counts, rows_of, statements_of
 from workloads.lives import (
     Gate,
@@ -410,7 +410,7 @@ def test_force_kills_a_slot_that_does_not_yield_and_its_clean_up_is_done(
         slot = psutil.Process(int(next(words[1] for words in log.lines() if words[0] == "1")))
         assert Square.cancel_jobs({"n": 1}, force=True) == 1
         assert child.result(LONG) == {"success_count": 4, "error_list": []}
-        assert not slot.is_running() or slot.status() == psutil.STATUS_ZOMBIE
+        assert has_ended(slot)
     row = job_of(Square, 1)
     assert (row["status"], row["attempt"], row["cancel_request"]) == ("cancelled", 0, "")
     assert made(Square()) == [2, 3, 4, 5]

@@ -18,7 +18,7 @@ import numpy as np
 import psutil
 import pytest
 from conftest import ENGINE, GENERATION
-from helpers import wait_for
+from helpers import command_of, wait_for
 from nbclient import NotebookClient
 
 from djjobs import demo
@@ -138,7 +138,7 @@ if (GENERATION, ENGINE) == (2, "postgresql"):
     def test_the_demo_leaves_nothing_behind(stop: signal.Signals, code: int) -> None:
         with start_demo("--sessions=60", "--workers=2") as process:
             family = seen_at_work(process, "Recording: [1-9]")
-            commands = [" ".join(member.cmdline()) for member in family]
+            commands = [command_of(member) for member in family]
             assert sum("--slots" in command for command in commands) == 3, "a supervisor and two slots"
             (folder,) = {path for command in commands for path in re.findall(r"-D (\S+)/data", command)}
 

@@ -12,9 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import datajoint as dj
-import psutil
 import pytest
-from helpers import wait_for
+from helpers import has_ended, wait_for
 from pipelines import forked, in_processes, job_counts, rows_of
 from workloads.lives import (
     Gate,
@@ -644,7 +643,7 @@ def test_a_worker_that_wakes_up_after_its_job_was_given_away_gets_lease_lost(
         else:
             with pytest.raises(AssertionError, match=r"LeaseLost: .*\{'n': 1\}.*Square"):
                 child.result()
-        wait_for(lambda: not keeper.is_running() or keeper.status() == psutil.STATUS_ZOMBIE)
+        wait_for(lambda: has_ended(keeper))
     assert job_of(Square, 1) == before
     assert [row["square"] for row in rows_of(Square())] == [os.getpid()]
 

@@ -10,7 +10,7 @@ import signal
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -20,7 +20,7 @@ import datajoint as dj
 import psutil
 import pytest
 from commands import Command
-from helpers import wait_for
+from helpers import command_of, has_ended, wait_for
 from pipelines import MODERN, rows_of
 from workloads import worker_lab
 from workloads.squares import CallLog, another_connection, made, rows_by_number, statuses
@@ -106,9 +106,7 @@ class Lab:
 
 def is_slot(process: psutil.Process) -> bool:
     """Whether a child of this process is a fork of it; the guard of the database server is not."""
-    with suppress(psutil.Error):
-        return process.cmdline() == psutil.Process().cmdline() and process.status() != psutil.STATUS_ZOMBIE
-    return False
+    return command_of(process) == command_of(psutil.Process()) and not has_ended(process)
 
 
 @pytest.fixture(scope="module")
