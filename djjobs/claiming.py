@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import secrets
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -74,11 +74,15 @@ class Claims:
 
     def take(self, count: int) -> list[Job]:
         """Claim up to `count` jobs. None at all means that there are none to be had now."""
-        picks = self._picks_of_restriction(count) if self._keys.restricted else self._picks_of_turns(count)
         jobs: list[Job] = []
+
+        def left() -> int:
+            return count - len(jobs)
+
+        picks = self._picks_of_restriction(left) if self._keys.restricted else self._picks_of_turns(left)
         for statement, parameters in picks:
-            jobs += self._claim(statement, {**parameters, "count": count - len(jobs)})
-            if len(jobs) >= count:
+            jobs += self._claim(statement, {**parameters, "count": left()})
+            if not left():
                 break
         return jobs
 
@@ -125,12 +129,12 @@ class Claims:
 
     # -- all jobs of the table -------------------------------------------------------------------------
 
-    def _picks_of_turns(self, count: int) -> Iterator[tuple[str, dict[str, Any]]]:
+    def _picks_of_turns(self, left: Callable[[], int]) -> Iterator[tuple[str, dict[str, Any]]]:
         """What to pick, turn after turn: usually the first one has all we want."""
         turn = self._first_turn(_FIRST)
         while turn is not None:
             if self._order == "random":
-                yield from self._picks_at_random(turn, count)
+                yield from self._picks_at_random(turn, left)
             direction = "DESC" if self._order == "reverse" else "ASC"
             yield self._queue.sql(self._queue.engine.pick_in_order, direction=direction), {"turn": turn}
             turn = self._first_turn(turn)
@@ -152,25 +156,27 @@ class Claims:
             if rows:
                 queue.execute(queue.engine.line_up, table=self.table_name, hashes=tuple(row[0] for row in rows))
 
-    def _picks_at_random(self, turn: int, count: int) -> Iterator[tuple[str, dict[str, Any]]]:
+    def _picks_at_random(self, turn: int, left: Callable[[], int]) -> Iterator[tuple[str, dict[str, Any]]]:
         """What to pick at random. It may miss jobs that are rare among the table's rows; these go in order."""
         queue = self._queue
         for more in (_FEW_MORE, _MANY_MORE):
-            place = {"turn": turn, "start": secrets.token_hex(16), "window": count + more, "count": count}
+            place = {"turn": turn, "start": secrets.token_hex(16), "window": left() + more, "count": left()}
             rows = queue.execute(queue.engine.find_near, **self._parameters(**place)).fetchall()
             if rows:
                 yield queue.sql(queue.engine.pick_these), {"hashes": tuple(row[0] for row in rows)}
 
     # -- jobs that a restriction chooses -------------------------------------------------------------------
 
-    def _picks_of_restriction(self, count: int) -> Iterator[tuple[str, dict[str, Any]]]:
+    def _picks_of_restriction(self, left: Callable[[], int]) -> Iterator[tuple[str, dict[str, Any]]]:
         self._first_turn(_FIRST)
         for _ in range(_PATIENCE):
             page = self._page()
             if not page:
                 return
-            for first in range(0, len(page), count):
-                yield self._queue.sql(self._queue.engine.pick_these), {"hashes": page[first : first + count]}
+            # No more than are wanted: which of them a limit took would be up to the server.
+            while page:
+                hashes, page = page[: left()], page[left() :]
+                yield self._queue.sql(self._queue.engine.pick_these), {"hashes": hashes}
             # Others hold these at the moment: they are claiming them, or give them back.
             time.sleep(random.uniform(0, 0.05))
 

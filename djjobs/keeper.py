@@ -164,11 +164,14 @@ class Keeper:
 
     # -- every now and then --------------------------------------------------------------------------------
 
-    def tick(self, slots: Iterable[Watched]) -> None:
-        """Do what is due. Never raises: a keeper that fails would take its worker's claims with it."""
+    def tick(self, slots: Iterable[Watched]) -> int:
+        """Do what is due; return how many jobs of dead workers were put back.
+
+        Never raises: a keeper that fails would take its worker's claims with it.
+        """
         slots = list(slots)
         running = [(slot, started) for slot in slots if (started := slot.page.read())]
-        now = time.monotonic()
+        now, recovered = time.monotonic(), 0
         self._watch_the_time(running, now)
         try:
             if now >= self._next_beat:
@@ -177,7 +180,7 @@ class Keeper:
                 self._beat()
                 self._see_to_the_buried()
                 if time.monotonic() - self._steady_since >= settings.lease:
-                    self.recover()
+                    recovered = self.recover()
             lasting = any(now - started.since >= LOOK_INTERVAL for _, started in running)
             if now >= self._next_look and (lasting or self._unburied):
                 self._next_look = now + LOOK_INTERVAL
@@ -188,6 +191,7 @@ class Keeper:
             logger.warning("The worker cannot be kept alive at the moment: %s", error)
             self._next_beat = now + min(1.0, settings.heartbeat_interval / 4) * random.uniform(0.5, 1.0)
             self._mend_connection(error)
+        return recovered
 
     def _mend_connection(self, error: Exception) -> None:
         """After a lost connection open another, if there is a server."""

@@ -190,7 +190,11 @@ class Scheduler:
     def _take_up_the_lost(self, watch: _Watch) -> None:
         """Run the firings again whose scheduler died, under the same row."""
         timetable = watch.timetable
+        # After a sleep its own look lost too, as long as it has not shown that they run.
+        mine = {running.firing.runner for running in self._running.values()}
         for lost, where in timetable.lost_firings():
+            if lost.runner in mine:
+                continue
             schedule = timetable.find(lost.name)
             if schedule is None:
                 timetable.remove(lost.name)
@@ -274,14 +278,18 @@ class Scheduler:
     def _listen(self, timeout: float) -> None:
         for slot, message in self._crew.listen(timeout):
             running = self._running[slot.number]
-            if isinstance(message, tuple):
-                self._report(running.firing, *message)
-            elif isinstance(message, Death):
+            if isinstance(message, Death):
                 self._settle(running, slot.story())
             elif isinstance(message, BaseException):
                 self._settle(running, describe(message))
+            else:
+                self._hear(slot, message)
             if message is None or isinstance(message, Death):
                 del self._running[slot.number]
+
+    def _hear(self, slot: Slot, message: Any) -> None:
+        if isinstance(message, tuple):
+            self._report(self._running[slot.number].firing, *message)
 
     def _report(self, firing: Firing, state: str, outcome: str) -> None:
         self._failed += state == "failed"
@@ -295,7 +303,7 @@ class Scheduler:
 
     def _end(self) -> None:
         """End the children, and let another have their firings and the lead at once."""
-        self._crew.end(_PATIENCE, self._give_back)
+        self._crew.end(_PATIENCE, self._give_back, self._hear)
         for watch in self._watches:
             with contextlib.suppress(Exception):
                 watch.timetable.resign(self.id)

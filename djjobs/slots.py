@@ -265,8 +265,16 @@ class Crew:
                 else:
                     yield slot, message
 
-    def end(self, patience: float, release: Callable[[Slot], Any]) -> None:
-        """Ask all slots to end; kill those that do not in time, and let `release` give back what they had."""
+    def end(
+        self, patience: float, release: Callable[[Slot], Any], hear: Callable[[Slot, Any], None] = lambda *_: None
+    ) -> None:
+        """Ask all slots to end; kill those that do not in time, and let `release` give back what they had.
+
+        Parameters
+        ----------
+        hear : callable
+            Called with a slot and what it still says.
+        """
         for slot in self.slots:
             slot.terminate()
         deadline = time.monotonic() + patience
@@ -274,9 +282,13 @@ class Crew:
             for slot, message in self.listen(0.1):
                 if isinstance(message, Death):
                     self._release(slot, release)
+                elif message is not None:
+                    hear(slot, message)
         for slot in list(self.slots):
             slot.kill()
             slot.process.join()
+            for _, message in self._messages_of(slot):
+                hear(slot, message)
             self._release(slot, release)
             slot.close()
         self.slots.clear()

@@ -81,7 +81,7 @@ class _Supervisor:
         self._done = 0
         self._wait, self._next_call = _FIRST_WAIT, 0.0
         self._last_job = time.monotonic()
-        self._retiring = self._retries_wait = False
+        self._retiring = self._retries_wait = self._is_called_for = False
         self._scheduler = SchedulerBeside([type(b.table) for b in benches]) if options.with_scheduler else None
 
     def run(self) -> int:
@@ -105,7 +105,7 @@ class _Supervisor:
             finally:
                 if self._scheduler is not None:
                     self._scheduler.close()
-                self._crew.end(_PATIENCE, keeper.give_back)
+                self._crew.end(_PATIENCE, keeper.give_back, self._hear_the_last)
                 keeper.leave()
                 stop.take()
         words = self._claimant.worker_id, self._done, self._failed
@@ -114,11 +114,11 @@ class _Supervisor:
 
     def _supervise(self, keeper: Keeper, bell: Bell, stop: Stop) -> None:
         while self._crew.slots and stop.requested is None and not self._has_nothing_to_do():
-            keeper.tick(self._crew.slots)
+            recovered = keeper.tick(self._crew.slots)
             for slot, message in self._crew.listen(self._patience(), bell.sources):
                 self._hear(keeper, slot, message)
-            if bell.rings():
-                self._wait, self._next_call = _FIRST_WAIT, 0.0
+            if bell.rings() or recovered:
+                self._wait, self._next_call, self._is_called_for = _FIRST_WAIT, 0.0, True
             self._call_somebody()
             if self._scheduler is not None:
                 self._scheduler.tick()
@@ -133,7 +133,9 @@ class _Supervisor:
         elif message in ("idle", "waiting"):
             # Whoever goes idle last has looked last, and knows.
             slot.busy, self._retries_wait = False, message == "waiting"
-            self._wait_longer()
+            # But what came after its look it has not seen.
+            if not self._is_called_for:
+                self._wait_longer()
         elif message == "working":
             slot.busy = True
             self._wait, self._next_call = _FIRST_WAIT, 0.0
@@ -146,6 +148,11 @@ class _Supervisor:
             self._replace()
         elif isinstance(message, BaseException):
             self._excuse(message)
+
+    def _hear_the_last(self, slot: Slot, message: Any) -> None:
+        """What a slot says that is to end: only what became of its job matters."""
+        if isinstance(message, Outcome):
+            self._count(message)
 
     def _bury(self, keeper: Keeper, slot: Slot) -> None:
         burial = keeper.bury(slot, slot.story())
@@ -190,6 +197,7 @@ class _Supervisor:
         """Let one idle slot look for jobs. If it finds some, the next is called at once."""
         idle = [slot for slot in self._crew.slots if not slot.busy]
         if idle and time.monotonic() >= self._next_call:
+            self._is_called_for = False
             self._wait_longer()
             idle[0].wake()
 

@@ -11,7 +11,16 @@ import datajoint as dj
 import pytest
 from pipelines import computed, keys_of
 from plans import Reading, plan
-from workloads.squares import Standing, another_connection, made, squares, standing_schema, statuses
+from workloads.squares import (
+    Standing,
+    another_connection,
+    change_jobs,
+    made,
+    rows_by_number,
+    squares,
+    standing_schema,
+    statuses,
+)
 
 from djjobs.claiming import Claims
 from djjobs.keys import Keys
@@ -144,6 +153,8 @@ def test_a_claim_reads_what_it_takes_however_long_the_queue(long: Any, reading: 
 def test_a_claim_reads_no_more_when_the_queue_has_just_become_long(server: Any, engine: str) -> None:
     with standing_schema() as fresh:
         Square = fresh.start_over(SCHEDULED)
+        if engine == "postgresql":  # or the server might be just about to look by itself
+            fresh.schema.connection.query(f"ALTER TABLE {Square.jobs.full_table_name} SET (autovacuum_enabled = off)")
         Square.schedule_jobs(min_scheduling_interval=0)
         for order in ORDERS:
             with Reading(fresh.schema.connection, engine).measured() as read:
@@ -228,6 +239,23 @@ def test_a_claim_locks_only_the_jobs_it_takes(
                 free = others.execute(f"SELECT key_hash {scheduled} FOR UPDATE SKIP LOCKED").fetchall()
             assert len(free) == SCHEDULED + DELAYED - 10 - 30
             assert not held & {row[0] for row in free}
+
+
+def test_jobs_that_others_hold_do_not_change_the_order_of_the_rest(schema: Any, engine: str) -> None:
+    """Due in the order that is the reverse of the one in which the server finds them by their hashes."""
+    Square = squares(schema, 6)
+    Square.schedule_jobs()
+    hashes = {n: row["key_hash"] for n, row in rows_by_number(Square).items()}
+    order = sorted(hashes, key=lambda n: hashes[n], reverse=True)
+    for place, n in enumerate(order):
+        change_jobs(Square, [n], f"due_time = '2001-01-01 00:00:{place:02}'")
+    with over_another_connection(Square, engine) as theirs:
+        stranger = theirs.Number.connection
+        with stranger.transaction:
+            first = f"table_name = '{Square.table_name}' AND key_hash = '{hashes[order[0]]}'"
+            stranger.query(f"SELECT * FROM {Square.jobs.full_table_name} WHERE {first} FOR UPDATE").fetchall()
+            taken = claims(Square, "n > 0").take(3)
+    assert [job.key["n"] for job in taken] == order[1:4]
 
 
 @pytest.mark.parametrize("order", ORDERS)
