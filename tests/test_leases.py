@@ -148,17 +148,26 @@ def die(child: Any) -> None:
 
 @pytest.fixture
 def orphaned(start: Any, log: CallLog, gate: Gate) -> Any:
-    """Square, whose job 1 was running on a node that has just gone; job 2 has not been begun."""
+    """Square, whose job 1 was running on a node that has just gone; job 2 has not been begun.
+
+    Its worker is taken for alive until somebody lets its lease of three seconds run.
+    """
     Square = start(2, waiting_at(gate, log, {1}))
     with populating(Square) as (child,):
         wait_for(lambda: inside(log, 1))
         die(child)
     assert status_of(Square, 1) == "reserved"
+    set_lease(Square, 3600)
     gate.open()
     return Square
 
 
+def set_lease(Square: Any, lease: float) -> None:
+    Square.Number.connection.query(f"UPDATE {djjobs.workers(Square).full_table_name} SET lease = {lease}")
+
+
 def test_the_next_populate_recovers_the_job_of_a_node_that_has_gone(orphaned: Any, log: CallLog) -> None:
+    set_lease(orphaned, 3)
     started = time.monotonic()
     wait_for(lambda: orphaned.populate(reserve_jobs=True, max_calls=1)["success_count"] and inside_again(log, 1))
     assert time.monotonic() - started < 3 + 0.5 + SLACK
@@ -174,6 +183,7 @@ def inside_again(log: CallLog, n: int) -> bool:
 def test_cleanup_recovers_the_job_of_a_node_that_has_gone_and_counts_it(orphaned: Any) -> None:
     assert orphaned.cleanup_jobs()["recovered"] == 0  # it may still live
     (worker,) = worker_rows(orphaned)
+    set_lease(orphaned, 3)
     wait_for(lambda: orphaned.cleanup_jobs()["recovered"] == 1, timeout=3 + 0.5 + SLACK)
     assert orphaned.cleanup_jobs()["recovered"] == 0
     row = job_of(orphaned, 1)
@@ -192,6 +202,7 @@ def test_a_worker_that_is_busy_recovers_the_jobs_of_another_one(
     monkeypatch.setattr(orphaned, "make", waiting_at(busy, log, {2}))
     with populating(orphaned) as (child,):
         wait_for(lambda: inside(log, 2))
+        set_lease(orphaned, 3)
         wait_for(lambda: status_of(orphaned, 1) == "scheduled", timeout=3 + 0.5 + SLACK)
         assert (status_of(orphaned, 2), job_of(orphaned, 1)["attempt"]) == ("reserved", 1)
         busy.open()
@@ -244,7 +255,8 @@ def test_a_job_that_datajoint_itself_reserved_is_never_touched(start: Any) -> No
     assert job_of(Square, 1) == before
 
 
-def test_a_claim_whose_worker_never_registered_comes_back_after_the_lease(start: Any) -> None:
+def test_a_claim_whose_worker_never_registered_comes_back_after_the_lease(start: Any, leases: Any) -> None:
+    leases(30, 0.5)
     Square = start(2)
     lose(Square, [1, 2])
     forget_all_workers(Square)
@@ -351,6 +363,7 @@ def test_a_lost_job_whose_result_is_there_is_done(start: Any, log: CallLog, keep
 # -- a worker that lives ----------------------------------------------------------------------------------------
 
 
+@pytest.mark.quiet
 def test_a_job_ten_times_as_long_as_the_lease_is_never_taken_from_a_live_worker(
     start: Any, server: Any, log: CallLog, leases: Any, standing: Standing
 ) -> None:
@@ -406,6 +419,7 @@ def test_a_job_ten_times_as_long_as_the_lease_is_never_taken_from_a_live_worker(
         assert row["run_duration"] > 10 * lease
 
 
+@pytest.mark.quiet
 def test_a_slot_that_holds_the_interpreter_is_kept_alive_by_its_parent(
     start: Any, standing: Standing, log: CallLog, leases: Any
 ) -> None:
@@ -429,7 +443,8 @@ def test_a_worker_whose_connections_are_all_cut_keeps_its_job(
     start: Any, log: CallLog, gate: Gate, leases: Any
 ) -> None:
     """Its own, which its transaction does not survive, and its keeper's."""
-    leases(4, 0.5)
+    lease = 8
+    leases(lease, 0.5)
     Square = start(1, waiting_at(gate, log, {1}), keep_completed=True)
     with populating(Square) as (child,):
         wait_for(lambda: inside(log, 1))
@@ -437,8 +452,8 @@ def test_a_worker_whose_connections_are_all_cut_keeps_its_job(
         for _ in range(2):
             assert cut_all_but(Square.Number.connection) >= 1
             heard = worker_rows(Square)[0]["last_heartbeat"]
-            wait_for(lambda heard=heard: worker_rows(Square)[0]["last_heartbeat"] > heard, timeout=4)
-        deadline = time.monotonic() + 2 * 4
+            wait_for(lambda heard=heard: worker_rows(Square)[0]["last_heartbeat"] > heard, timeout=lease)
+        deadline = time.monotonic() + 1.5 * lease
         while time.monotonic() < deadline:
             assert Square.cleanup_jobs()["recovered"] == 0
             time.sleep(0.1)
@@ -452,7 +467,8 @@ def test_what_strangers_keep_locked_does_not_keep_a_worker_from_beating(
     server: Any, start: Any, log: CallLog, gate: Gate, leases: Any
 ) -> None:
     """One of two slots is killed, while somebody who is suspended keeps another claim of the same table locked."""
-    leases(3, 0.4)
+    lease = 8
+    leases(lease, 0.4)
     Square = start(300, waiting_at(gate, log, {1, 2}), keep_completed=True)
     # Claims are few among many jobs, so MySQL finds them by their index.
     change_jobs(Square, range(4, 301), "status='ignore'")
@@ -466,7 +482,7 @@ def test_what_strangers_keep_locked_does_not_keep_a_worker_from_beating(
             wait_for(lambda: log.numbers().count(2) == 2)
             for _ in range(3):
                 heard = heartbeat_of(Square, child.process.pid)
-                wait_for(lambda heard=heard: heartbeat_of(Square, child.process.pid) > heard, timeout=3)
+                wait_for(lambda heard=heard: heartbeat_of(Square, child.process.pid) > heard, timeout=lease)
             gate.open()
             assert child.result()["success_count"] == 2
         assert [row["pid"] for row in worker_rows(Square)] == [4711]
@@ -498,8 +514,9 @@ class LoneSlot:
         self.keeper.db.connection.close()
 
 
-def test_a_claim_that_turns_up_after_its_slot_was_buried_goes_back_unharmed(start: Any) -> None:
+def test_a_claim_that_turns_up_after_its_slot_was_buried_goes_back_unharmed(start: Any, leases: Any) -> None:
     """The server was still at the commit that the slot had sent."""
+    leases(60, 0.5)
     Square = start(2)
     with LoneSlot(Square) as slot:
         assert slot.keeper.bury(slot, "it was killed.").released == 0
@@ -548,13 +565,15 @@ def test_a_worker_that_leaves_just_after_its_connections_were_cut_signs_off(
     assert {(row["status"], row["attempt"]) for row in rows_by_number(Square).values()} == {("success", 0)}
 
 
-def test_a_worker_whose_keeper_was_killed_keeps_its_job(start: Any, log: CallLog, gate: Gate) -> None:
+def test_a_worker_whose_keeper_was_killed_keeps_its_job(start: Any, log: CallLog, gate: Gate, leases: Any) -> None:
     """The kernel may pick the keeper when memory is short; the populate lives, so its job is its own."""
+    lease = 6
+    leases(lease, 0.5)
     Square = start(1, waiting_at(gate, log, {1}), keep_completed=True)
     with populating(Square) as (child,):
         wait_for(lambda: inside(log, 1))
         keeper_of(child).kill()
-        deadline = time.monotonic() + 2 * 3
+        deadline = time.monotonic() + 1.5 * lease
         while time.monotonic() < deadline:
             assert Square.cleanup_jobs()["recovered"] == 0
             time.sleep(0.1)
@@ -575,18 +594,19 @@ def test_nobody_is_taken_for_dead_right_after_the_server_was_away(
     connection = connection_to(private_server)
     Square = squares(dj.Schema("djjobs_test_away", connection=connection), 1)
     Square.schedule_jobs()
-    leases(6, 0.5)
+    lease = 7
+    leases(lease + 2, 0.5)
     wait_for(lambda: Square.cleanup_jobs()["recovered"] == 0 and len(rows_by_number(Square)) == 1)
-    lose(Square, [1], silent_for=60, lease=4)
+    lose(Square, [1], silent_for=60, lease=lease)
     private_server.restart()
     # longer than the lease after the restart, as after a long crash recovery
-    wait_for(lambda: uptime(Square()) > 5)
+    wait_for(lambda: uptime(Square()) > lease + 1)
     missed = time.monotonic()
     assert Square.cleanup_jobs()["recovered"] == 0
     assert Square.populate(reserve_jobs=True)["success_count"] == 0
     assert status_of(Square, 1) == "reserved"
     wait_for(lambda: Square.cleanup_jobs()["recovered"] == 1)
-    assert time.monotonic() - missed > 4 - 0.5
+    assert time.monotonic() - missed > lease - 0.5
     connection.close()
 
 
@@ -721,9 +741,12 @@ def test_a_worker_appears_beats_and_goes(start: Any, log: CallLog, gate: Gate, l
     assert worker_rows(Square) == []
 
 
-def test_short_jobs_take_one_connection_and_a_long_one_a_second(start: Any, leases: Any) -> None:
+def test_short_jobs_take_one_connection_and_a_long_one_a_second(
+    start: Any, leases: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The keeper has no use for one while the next heartbeat is far."""
-    leases(60, 20)
+    leases(180, 60)
+    monkeypatch.setattr(djjobs.pulse, "LOOK_INTERVAL", 5.0)
     more: list[set[int]] = []
 
     def make(self: Any, key: dict[str, Any]) -> None:

@@ -89,7 +89,7 @@ USES: list[Callable[[Any], Any]] = [
     ("name", "value"),
     [
         ("max_attempts", 7),
-        ("timeout", 0.5),
+        ("timeout", 600.5),
         ("timeout", 3600),
         ("retry_on", ConnectionError),
         ("retry_on", (ConnectionError, (OSError, ValueError))),

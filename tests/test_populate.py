@@ -22,6 +22,7 @@ from workloads.squares import (
 )
 
 import djjobs
+from djjobs.budget import Pace
 
 
 @pytest.fixture
@@ -561,7 +562,10 @@ CHANGES = {
 
 @pytest.mark.parametrize("keep", [False, True], ids=["go", "kept"])
 @pytest.mark.parametrize("changes", CHANGES.values(), ids=CHANGES)
-def test_a_worker_that_lost_its_job_commits_nothing(squares: Any, changes: str, keep: bool) -> None:
+def test_a_worker_that_lost_its_job_commits_nothing(
+    squares: Any, changes: str, keep: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Pace, "batch", 4)  # else it depends on how long the first job takes
     left = []
 
     def make(self: Any, key: dict[str, Any]) -> None:
@@ -643,8 +647,11 @@ def test_an_error_of_a_lost_job_is_not_written_into_the_new_owners_row(squares: 
         assert [bystander.row(1)] == left
 
 
-def test_a_key_made_already_does_not_complete_a_job_that_was_lost(squares: Any) -> None:
+def test_a_key_made_already_does_not_complete_a_job_that_was_lost(
+    squares: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Somebody takes the second of two claimed jobs while the first one runs."""
+    monkeypatch.setattr(Pace, "batch", 4)
     left = []
 
     def make(self: Any, key: dict[str, Any]) -> None:

@@ -53,9 +53,8 @@ PRIORITIES = (3, 5, 7)
 AHEAD = 1000
 #: What a registered worker's lease is. No step takes so long; it passes only when a step says so.
 LEASE = 1000
-#: The lease of whoever recovers jobs: counts for claims of workers that are not registered. The server must have
-#: been up for so long.
-SHORT_LEASE = 5
+#: The lease of whoever recovers jobs: counts for claims of workers that are not registered.
+SHORT_LEASE = 60
 MAX_CRASHES = 2
 OVER = ("success", "error", "ignore")
 
@@ -309,7 +308,8 @@ class World:
         #: For what others do while make() is in the middle of its transaction.
         self.elsewhere = self.queue.on(Database(self._second_connection))
         self._set_up_bystanders()
-        wait_for(lambda: float(self.queue.execute(self.queue.engine.uptime).fetchone()[1]) > SHORT_LEASE)
+        # longer than it is since anybody was heard of
+        wait_for(lambda: float(self.queue.execute(self.queue.engine.uptime).fetchone()[1]) > 5)
 
     def close(self) -> None:
         self._second_connection.close()

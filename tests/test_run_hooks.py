@@ -341,11 +341,11 @@ def test_to_wait_for_others_is_no_part_of_the_time_that_make_may_take(start: Any
 
     def prepare_run(self: Any, run: Run) -> None:
         log.record("prepare_run", os.getpid())
-        time.sleep(2.5)
+        time.sleep(4)
         if len(log.lines()) == 1:
             os.kill(os.getpid(), signal.SIGKILL)
 
-    Square = start(3, prepare_run=prepare_run, timeout=4)
+    Square = start(3, prepare_run=prepare_run, timeout=7)
     run = Square.schedule_jobs(name="m1")
     with populating(Square, 3) as children:
         for child in children:
@@ -470,6 +470,7 @@ def test_a_run_whose_last_job_ended_unseen_is_finished_by_the_next_who_comes(
 
 def test_a_busy_worker_sees_to_it_too(start: Any, log: CallLog, gate: Gate, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("djjobs.run_hooks._LOOK_INTERVAL", 0)
+    monkeypatch.setattr("djjobs.run_hooks._QUICK", 3600)  # no look is called long, and followed by a rest
     finished: list[tuple[str, int]] = []
     Square = start(8, finish_run=lambda self, run: finished.append((run.name, len(self))))
     Square.schedule_jobs("n < 3", name="left")

@@ -427,12 +427,18 @@ def test_a_run_is_cancelling_until_its_running_jobs_have_stopped(start: Any, gat
     assert made(Square()) == []
 
 
-def test_no_job_escapes_that_is_claimed_while_its_run_is_called_off(start: Any) -> None:
-    Square = start(300)
+def test_no_job_escapes_that_is_claimed_while_its_run_is_called_off(start: Any, gate: Gate) -> None:
+    def make(self: Any, key: dict[str, Any]) -> None:
+        if key["n"] > 250:
+            gate.wait()  # else all might be over by then
+        insert_square(self, key)
+
+    Square = start(300, make)
     run = Square.schedule_jobs(min_scheduling_interval=0)
     with populating(Square, 4) as children:
         wait_for(lambda: run.progress().over > 10)
         run.cancel()
+        gate.open()
         run.wait(timeout=60)
         done = sum(child.result()["success_count"] for child in children)
     assert run.state == "cancelled"

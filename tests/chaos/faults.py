@@ -73,6 +73,8 @@ class Hit:
     when: float
     #: As long as this, whatever the process claims may be taken from it.
     until: float = 0.0
+    #: When it was woken up: what it claims before it is heard of again may be taken from it, too.
+    woken: float = 0.0
 
 
 @dataclass
@@ -85,6 +87,8 @@ class Record:
     left: dict[int, float] = field(default_factory=dict)
     outages: list[tuple[float, float]] = field(default_factory=list)
     cuts: list[float] = field(default_factory=list)
+    #: When this process itself got no time for a while: others may not have been heard of either, and nobody is judged.
+    stalls: list[float] = field(default_factory=list)
     done: dict[str, int] = field(default_factory=dict)
     complaints: list[str] = field(default_factory=list)
     #: What happened, line by line, for whoever wants to know why.
@@ -104,8 +108,8 @@ class Record:
         return hits
 
     def since(self, when: float, until: float) -> float:
-        """From when on something could be done about what happened `when`: not before the server was up again."""
-        return max([when, *(up for _, up in self.outages if up <= until)])
+        """From when on something could be done about what happened `when`: not before all were heard of again."""
+        return max([when, *(over for over in (*(up for _, up in self.outages), *self.stalls) if over <= until)])
 
     def in_outage(self, since: float, until: float) -> bool:
         """Whether the server was away for a part of this time, or a moment before."""
@@ -236,7 +240,7 @@ class Mayhem:
             return False
         hits = self._record.hit(self._family(worker), fault.kind, deadly=False)
         # Slots go on meanwhile in the name of a worker that counts as dead.
-        self._suspend(worker, [worker.pid], fault.how, hits if worker.kind == "worker" else [])
+        self._suspend(worker, [worker.pid], fault.how, hits, goes_on=worker.kind == "worker")
         return True
 
     def _suspend_all_of_worker(self, fault: Fault) -> bool:
@@ -245,8 +249,7 @@ class Mayhem:
             return False
         family = self._family(worker)
         worker.signal(signal.SIGSTOP, family)
-        self._record.hit(family, fault.kind, deadly=False)
-        self._suspend(worker, family, fault.how)
+        self._suspend(worker, family, fault.how, self._record.hit(family, fault.kind, deadly=False))
         return True
 
     def _suspend_slot(self, fault: Fault) -> bool:
@@ -257,17 +260,18 @@ class Mayhem:
         worker, slot = found
         self._record.tell(f"{fault.kind}: {slot}")
         worker.signal(signal.SIGSTOP, [slot])
-        self._suspend(worker, [slot], fault.how)
+        self._suspend(worker, [slot], fault.how, [])
         return True
 
-    def _suspend(self, worker: Worker, pids: list[int], how: float, hits: list[Hit] | None = None) -> None:
+    def _suspend(self, worker: Worker, pids: list[int], how: float, hits: list[Hit], goes_on: bool = False) -> None:
         worker.state = "stopped"
 
         def wake() -> None:
             self._record.tell(f"wake: {pids}")
             worker.signal(signal.SIGCONT, pids)
-            for hit in hits or []:
-                hit.until = time.time()
+            for hit in hits:
+                hit.woken = time.time()
+                hit.until = hit.woken if goes_on else 0.0
             if worker.state == "stopped":
                 worker.state = "up"
 

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from chaos.faults import Record
+from chaos.faults import Hit, Record
 from chaos.options import Options
 from chaos.server import Bystander
 
@@ -83,13 +83,17 @@ class Verdict:
         named = re.search(r"process (\d+)", attempt["message"])
         pid = int(named.group(1)) if named else 0
         # The time is cut to whole seconds; what comes back too late is late by a second then, too.
-        recorded = _recorded(attempt)
+        recorded, since = _recorded(attempt), self._record.since
         fit = [
-            Recovery(hit.kind, 0.0 if recorded <= hit.until + 1 else recorded - self._record.since(hit.when, recorded))
+            Recovery(hit.kind, 0.0 if self._is_new(hit, recorded) else recorded - since(hit.when, recorded))
             for hit in self._record.hits
             if hit.pid == pid and hit.when - 1 <= recorded
         ]
         return min(fit, key=lambda recovery: recovery.seconds, default=None)
+
+    def _is_new(self, hit: Hit, recorded: int) -> bool:
+        """Whether the claim may be from after the fault, by one that goes on or that has just been woken up."""
+        return recorded <= hit.until + 1 or -1 <= recorded - hit.woken <= 1 + self._options.heartbeat
 
     def _excuse(self, job: dict[str, Any], attempt: dict[str, Any]) -> Recovery | None:
         """A lost connection is an error if it is lost again and again, in every try that the job had."""

@@ -11,6 +11,8 @@ from chaos.server import Bystander
 _REMEMBERED = 60.0
 #: How soon after its end a worker that left in good order must have left nothing behind.
 _AT_ONCE = 1.0
+#: Who looks so much too late has lost time itself, as everybody on this machine may have.
+_STALL = 1.0
 
 
 class Watch:
@@ -33,8 +35,12 @@ class Watch:
             self._age = "TIMESTAMPDIFF(MICROSECOND, last_heartbeat, UTC_TIMESTAMP(6)) / 1000000"
 
     def look(self) -> None:
-        if time.monotonic() < self._next:
+        late = time.monotonic() - self._next
+        if late < 0:
             return
+        if self._next and late > _STALL:
+            self._record.stalls.append(time.time())
+            self._record.tell(f"no time for {late:.1f} s")
         self._look_at_claims()
         self._look_at_workers()
         self._next = time.monotonic() + self.EVERY
