@@ -78,6 +78,11 @@ class Budget:
         """Whether nobody is to take any more, not even what was granted."""
         return bool(self._ended.value)
 
+    @property
+    def is_spent(self) -> bool:
+        """Whether nothing is to be had at the moment; somebody may still put back something."""
+        return self.ended or not self.most(1)
+
     def most(self, available: int) -> int:
         """How many of the available jobs the budget is enough for."""
         return min(available, self._calls.value, self._looks.value)
@@ -99,6 +104,10 @@ class Pace:
             took = time.monotonic() - started
             self.longest = max(self.longest, took)
             self._seconds = took if self._seconds is None else 0.7 * self._seconds + 0.3 * took
+
+    def is_shorter_than(self, seconds: float) -> bool:
+        """Whether the last jobs took less than this; False if there were none."""
+        return self._seconds is not None and self._seconds < seconds
 
     @property
     def batch(self) -> int:

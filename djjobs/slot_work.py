@@ -20,6 +20,7 @@ from .identity import Claimant
 from .running import Desk
 from .slots import SlotLine
 from .stopping import Stop
+from .turns import Turns
 
 __all__ = ["Shared", "SlotWork"]
 
@@ -54,6 +55,7 @@ class SlotWork:
         self._claimant = claimant = shared.claimant.for_slot(number)
         self._claims = [Claims(b.queue, b.keys, self._options.order, None, claimant) for b in self._benches]
         self._paces = [Pace() for _ in self._benches]
+        self._turns = Turns()
         self._jobs_done = 0
         self._events = HeldEvents(db.connection for db in one_a_connection(self._benches))
 
@@ -71,22 +73,19 @@ class SlotWork:
             for table, key in self._to_clean:
                 clean_up_after(table, key)
             self._executors = [Executor(bench.finisher, None, desk, bench.number) for bench in self._benches]
-            with self._events:
+            with self._events, self._turns:
                 self._work(stop)
 
     def _work(self, stop: Stop) -> None:
-        while not self._budget.ended and not self._is_used_up():
+        while not self._is_over():
             stop.check()
             if self._is_late():
                 self._line.send("retired")
                 break
-            room = self._budget.take(1)
-            if not room:
-                break
-            self._budget.put_back(room)
             self._events.act()
             if self._look(stop):
                 continue
+            self._turns.leave()
             wait = self._options.drain and any(bench.has_retries() for bench in self._benches)
             self._line.send("waiting" if wait else "idle")
             self._line.wait_until_called(stop)
@@ -117,6 +116,7 @@ class SlotWork:
         self._budget.put_back(room - len(jobs))
         if not jobs:
             return False
+        may_be_more = len(jobs) == room
         self._line.send("working")
         try:
             while jobs and not self._budget.ended and not self._is_used_up() and self._fits(number):
@@ -126,6 +126,8 @@ class SlotWork:
         finally:
             self._budget.put_back(len(jobs))
             bench.finisher.give_back(jobs)
+        if may_be_more:
+            self._turns.wait(self._paces[number], stop, unless=self._is_over)
         return True
 
     def _run(self, bench: Bench, job: Job, rest: list[Job], stop: Stop) -> None:
@@ -141,6 +143,9 @@ class SlotWork:
         _log(name, outcome)
         self._line.report(outcome)
         self._executors[bench.number].runs.job_over(job, rest, stop)
+
+    def _is_over(self) -> bool:
+        return self._budget.is_spent or self._is_used_up()
 
     def _is_used_up(self) -> bool:
         most = self._options.max_jobs_per_process

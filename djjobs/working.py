@@ -15,6 +15,7 @@ from .queue import Queue
 from .scheduling import is_scheduling
 from .settings import settings
 from .stopping import Stop
+from .turns import Turns
 
 __all__ = ["MakeFailed", "Options", "Results", "work"]
 
@@ -82,13 +83,14 @@ def work(
     pace = Pace()
     claimed: list[Job] = []
     patient = queue.db.patient(settings.reconnect_timeout, unless=lambda: stop.requested is not None)
-    with patient, HeldEvents([queue.db.connection]) as events:
+    with patient, HeldEvents([queue.db.connection]) as events, Turns() as turns:
         try:
             while room := budget.take(pace.batch):
                 claimed = _claim(queue, claims, room, stop, reschedule)
                 budget.put_back(room - len(claimed))
                 if not claimed:
                     break
+                may_be_more = len(claimed) == room
                 begin()
                 while claimed:
                     stop.check()
@@ -102,6 +104,9 @@ def work(
                     events.act(more_jobs=bool(claimed))
                     if outcome.error is not None and outcome.retry_in is None and not options.suppress_errors:
                         raise MakeFailed(outcome.error)
+                if may_be_more:
+                    turns.wait(pace, stop, unless=lambda: budget.is_spent)
+            turns.leave()
             executor.runs.look(claims.claimant, stop, begin)
             stop.check()
         finally:
