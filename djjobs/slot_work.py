@@ -18,9 +18,9 @@ from .events import HeldEvents
 from .executing import Executor, Outcome, clean_up_after
 from .identity import Claimant
 from .running import Desk
+from .shifts import Shifts
 from .slots import SlotLine
 from .stopping import Stop
-from .turns import Turns
 
 __all__ = ["Shared", "SlotWork"]
 
@@ -55,7 +55,7 @@ class SlotWork:
         self._claimant = claimant = shared.claimant.for_slot(number)
         self._claims = [Claims(b.queue, b.keys, self._options.order, None, claimant) for b in self._benches]
         self._paces = [Pace() for _ in self._benches]
-        self._turns = Turns()
+        self._shifts = Shifts()
         self._jobs_done = 0
         self._events = HeldEvents(db.connection for db in one_a_connection(self._benches))
 
@@ -73,7 +73,7 @@ class SlotWork:
             for table, key in self._to_clean:
                 clean_up_after(table, key)
             self._executors = [Executor(bench.finisher, None, desk, bench.number) for bench in self._benches]
-            with self._events, self._turns:
+            with self._events, self._shifts:
                 self._work(stop)
 
     def _work(self, stop: Stop) -> None:
@@ -85,7 +85,7 @@ class SlotWork:
             self._events.act()
             if self._look(stop):
                 continue
-            self._turns.leave()
+            self._shifts.leave()
             wait = self._options.drain and any(bench.has_retries() for bench in self._benches)
             self._line.send("waiting" if wait else "idle")
             self._line.wait_until_called(stop)
@@ -127,7 +127,7 @@ class SlotWork:
             self._budget.put_back(len(jobs))
             bench.finisher.give_back(jobs)
         if may_be_more:
-            self._turns.wait(self._paces[number], stop, unless=self._is_over)
+            self._shifts.wait(self._paces[number], stop, unless=self._is_over)
         return True
 
     def _run(self, bench: Bench, job: Job, rest: list[Job], stop: Stop) -> None:

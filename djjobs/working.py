@@ -14,8 +14,8 @@ from .executing import Executor, Outcome
 from .queue import Queue
 from .scheduling import is_scheduling
 from .settings import settings
+from .shifts import Shifts
 from .stopping import Stop
-from .turns import Turns
 
 __all__ = ["MakeFailed", "Options", "Results", "work"]
 
@@ -83,7 +83,7 @@ def work(
     pace = Pace()
     claimed: list[Job] = []
     patient = queue.db.patient(settings.reconnect_timeout, unless=lambda: stop.requested is not None)
-    with patient, HeldEvents([queue.db.connection]) as events, Turns() as turns:
+    with patient, HeldEvents([queue.db.connection]) as events, Shifts() as shifts:
         try:
             while room := budget.take(pace.batch):
                 claimed = _claim(queue, claims, room, stop, reschedule)
@@ -105,8 +105,8 @@ def work(
                     if outcome.error is not None and outcome.retry_in is None and not options.suppress_errors:
                         raise MakeFailed(outcome.error)
                 if may_be_more:
-                    turns.wait(pace, stop, unless=lambda: budget.is_spent)
-            turns.leave()
+                    shifts.wait(pace, stop, unless=lambda: budget.is_spent)
+            shifts.leave()
             executor.runs.look(claims.claimant, stop, begin)
             stop.check()
         finally:

@@ -1,8 +1,8 @@
-"""Turns: where processes with short jobs share busy processors, a few of them work at a time.
+"""Shifts: where processes with short jobs share busy processors, a few of them work at a time.
 
 A short job is little but messages to and fro between a process and the server. With more such processes than
 processors each finds the caches full of what the others have put there, and all of them together get less done than
-a few would. So they take turns: who works has one of a few places, a second at a time.
+a few would. So they work in shifts: who works has one of a few places, a second at a time.
 
 Nobody has to be relied upon. A place that is not given back is free two seconds later, whatever became of who had
 it; processors that have nothing to do let others go ahead; and who waits holds no claim.
@@ -22,12 +22,12 @@ from .budget import Pace
 from .settings import settings
 from .stopping import Stop
 
-__all__ = ["Turns"]
+__all__ = ["Shifts"]
 
-#: Jobs that take longer than this gain nothing by turns.
+#: Jobs that take longer than this gain nothing by shifts.
 _SHORT = 0.1
-#: How long a turn is, and how long a place is kept for who is not heard of.
-_TURN, _KEPT = 1.0, 2.0
+#: How long a shift is, and how long a place is kept for who is not heard of.
+_SHIFT, _KEPT = 1.0, 2.0
 #: How many places a processor has: for one process that works and one that waits for the server meanwhile.
 _PLACES = 2
 #: How often who waits looks again.
@@ -40,16 +40,16 @@ _STAT = Path("/proc/stat")
 _TIME = struct.Struct("<d")
 
 
-class Turns:
-    """The turns of this process. Use it as a context manager around its work."""
+class Shifts:
+    """The shifts of this process. Use it as a context manager around its work."""
 
     def __init__(self) -> None:
         self._board: _Board | None = None
         self._place: int | None = None
         self._ends = 0.0
 
-    def __enter__(self) -> Turns:
-        if settings.take_turns and hasattr(os, "sched_getaffinity"):
+    def __enter__(self) -> Shifts:
+        if settings.work_in_shifts and hasattr(os, "sched_getaffinity"):
             with contextlib.suppress(OSError):
                 self._board = _Board(os.sched_getaffinity(0))
         return self
@@ -91,7 +91,7 @@ class Turns:
             if board.has_waiters():
                 self.leave()
                 return False
-            self._ends = time.monotonic() + _TURN
+            self._ends = time.monotonic() + _SHIFT
         board.keep(self._place)
         return True
 
@@ -110,7 +110,7 @@ class Turns:
         if self._place is None:
             return False
         board.keep(self._place)
-        self._ends = time.monotonic() + _TURN
+        self._ends = time.monotonic() + _SHIFT
         return True
 
     def _do_without(self) -> None:
@@ -130,7 +130,7 @@ class _Board:
         self.processors = _Processors(processors)
         # The first time is that of who waited last.
         self._places = [1 + _PLACES * number + n for number in self.processors.numbers for n in range(_PLACES)]
-        path = _BOARD / f"djjobs-turns-{os.getuid()}"
+        path = _BOARD / f"djjobs-shifts-{os.getuid()}"
         self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""Turns: processes with short jobs that share busy processors. Who waits holds nothing, and nobody waits in vain."""
+"""Shifts: processes with short jobs that share busy processors. Who waits holds nothing, and nobody waits in vain."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from pipelines import job_counts
 from workloads.squares import Bystander, CallLog, Standing, insert_square, made, recording
 
 import djjobs
-from djjobs import turns, worker
+from djjobs import shifts, worker
 from djjobs.budget import Pace
+from djjobs.shifts import Shifts
 from djjobs.stopping import Stop
-from djjobs.turns import Turns
 
 #: Longer than any test lasts.
 FOREVER = 1000.0
@@ -33,15 +33,15 @@ def squares(standing: Standing) -> Callable[..., Any]:
 
 
 @pytest.fixture
-def board(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[turns._Board]:
+def board(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[shifts._Board]:
     """A busy processor with a single place, as a bystander sees it."""
-    monkeypatch.setattr(turns, "_BOARD", tmp_path)
-    monkeypatch.setattr(turns, "_PLACES", 1)
-    monkeypatch.setattr(turns, "_SHORT", FOREVER)  # as long as a job may take on a busy machine
-    monkeypatch.setattr(turns, "_KEPT", FOREVER)
-    monkeypatch.setattr(turns._Processors, "idle", 0.0)
+    monkeypatch.setattr(shifts, "_BOARD", tmp_path)
+    monkeypatch.setattr(shifts, "_PLACES", 1)
+    monkeypatch.setattr(shifts, "_SHORT", FOREVER)  # as long as a job may take on a busy machine
+    monkeypatch.setattr(shifts, "_KEPT", FOREVER)
+    monkeypatch.setattr(shifts._Processors, "idle", 0.0)
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0})
-    board = turns._Board({0})
+    board = shifts._Board({0})
     yield board
     board.close()
 
@@ -59,13 +59,13 @@ def never_waits() -> bool:
     raise AssertionError("it had to wait")
 
 
-def go(process: Turns, pace: Pace | None = None) -> None:
+def go(process: Shifts, pace: Pace | None = None) -> None:
     """Let it go on; it must not have to wait."""
     process.wait(pace or pace_of_jobs(), Stop(), unless=never_waits)
 
 
 @contextmanager
-def waiting(process: Turns, board: turns._Board, unless: Callable[[], bool] = lambda: False) -> Iterator[Any]:
+def waiting(process: Shifts, board: shifts._Board, unless: Callable[[], bool] = lambda: False) -> Iterator[Any]:
     """Let it wait, in a thread; afterwards it must not wait any more."""
     thread = threading.Thread(target=process.wait, args=(pace_of_jobs(), Stop(), unless), daemon=True)
     thread.start()
@@ -100,8 +100,8 @@ def meanwhile(act: Callable[[], None]) -> Iterator[None]:
 # -- who waits, and until when ---------------------------------------------------------------------------------
 
 
-def test_who_comes_second_waits_until_the_first_one_leaves(board: turns._Board) -> None:
-    with Turns() as first, Turns() as second:
+def test_who_comes_second_waits_until_the_first_one_leaves(board: shifts._Board) -> None:
+    with Shifts() as first, Shifts() as second:
         go(first)
         with waiting(second, board):
             first.leave()
@@ -109,36 +109,36 @@ def test_who_comes_second_waits_until_the_first_one_leaves(board: turns._Board) 
     assert board.free_place() is not None
 
 
-def test_who_has_ended_has_left(board: turns._Board) -> None:
-    with Turns() as second:
-        with Turns() as first:
+def test_who_has_ended_has_left(board: shifts._Board) -> None:
+    with Shifts() as second:
+        with Shifts() as first:
             go(first)
         go(second)
 
 
-def test_a_turn_goes_on_while_nobody_waits_and_ends_when_somebody_does(
-    board: turns._Board, monkeypatch: pytest.MonkeyPatch
+def test_a_shift_goes_on_while_nobody_waits_and_ends_when_somebody_does(
+    board: shifts._Board, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(turns, "_TURN", 0.0)
-    with Turns() as first, Turns() as second:
+    monkeypatch.setattr(shifts, "_SHIFT", 0.0)
+    with Shifts() as first, Shifts() as second:
         go(first)
         go(first)
-        has_had_its_turn = threading.Event()
+        has_had_its_shift = threading.Event()
 
         def go_on_and_on() -> None:
-            while not has_had_its_turn.is_set():
-                first.wait(pace_of_jobs(), Stop(), unless=has_had_its_turn.is_set)
+            while not has_had_its_shift.is_set():
+                first.wait(pace_of_jobs(), Stop(), unless=has_had_its_shift.is_set)
 
         with waiting(second, board), meanwhile(go_on_and_on):
             try:
                 wait_for(lambda: second._place is not None)
             finally:
-                has_had_its_turn.set()
+                has_had_its_shift.set()
 
 
-def test_a_turn_is_not_cut_short(board: turns._Board, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(turns, "_TURN", FOREVER)
-    with Turns() as first, Turns() as second:
+def test_a_shift_is_not_cut_short(board: shifts._Board, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shifts, "_SHIFT", FOREVER)
+    with Shifts() as first, Shifts() as second:
         go(first)
         with waiting(second, board):
             go(first)
@@ -146,65 +146,65 @@ def test_a_turn_is_not_cut_short(board: turns._Board, monkeypatch: pytest.Monkey
 
 
 def test_the_place_of_who_is_not_heard_of_is_free_after_a_while(
-    board: turns._Board, monkeypatch: pytest.MonkeyPatch
+    board: shifts._Board, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(turns, "_KEPT", 0.5)
-    with Turns() as second:
+    monkeypatch.setattr(shifts, "_KEPT", 0.5)
+    with Shifts() as second:
         board.keep(1)
         second.wait(pace_of_jobs(), Stop(), unless=lambda: False)
         assert board.free_place() is None, "the second one has no place"
 
 
-def test_a_time_of_another_clock_keeps_nobody_waiting(board: turns._Board, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_time_of_another_clock_keeps_nobody_waiting(board: shifts._Board, monkeypatch: pytest.MonkeyPatch) -> None:
     board.keep(1)
-    monkeypatch.setattr(turns, "_KEPT", 2.0)
-    with Turns() as process:
+    monkeypatch.setattr(shifts, "_KEPT", 2.0)
+    with Shifts() as process:
         go(process)
 
 
-def test_there_is_nothing_to_wait_for_any_more(board: turns._Board) -> None:
+def test_there_is_nothing_to_wait_for_any_more(board: shifts._Board) -> None:
     over = threading.Event()
     board.keep(1)
-    with Turns() as process, waiting(process, board, unless=over.is_set):
+    with Shifts() as process, waiting(process, board, unless=over.is_set):
         over.set()
 
 
-def test_idle_processors_let_everybody_go_ahead(board: turns._Board, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_idle_processors_let_everybody_go_ahead(board: shifts._Board, monkeypatch: pytest.MonkeyPatch) -> None:
     board.keep(1)
-    with Turns() as late, Turns() as process:
+    with Shifts() as late, Shifts() as process:
         with waiting(late, board):
-            monkeypatch.setattr(turns._Processors, "idle", 1.0)
+            monkeypatch.setattr(shifts._Processors, "idle", 1.0)
         go(process)
 
 
-def test_long_jobs_and_unknown_ones_do_not_wait(board: turns._Board, monkeypatch: pytest.MonkeyPatch) -> None:
-    with Turns() as first, Turns() as second:
+def test_long_jobs_and_unknown_ones_do_not_wait(board: shifts._Board, monkeypatch: pytest.MonkeyPatch) -> None:
+    with Shifts() as first, Shifts() as second:
         go(first)
         go(second, Pace())
-        monkeypatch.setattr(turns, "_SHORT", 0.0)
+        monkeypatch.setattr(shifts, "_SHORT", 0.0)
         go(second)
         # Who has long jobs needs no place.
         go(first)
         assert board.free_place() is not None
 
 
-def test_turns_can_be_left_out(board: turns._Board, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_shifts_can_be_left_out(board: shifts._Board, monkeypatch: pytest.MonkeyPatch) -> None:
     board.keep(1)
-    monkeypatch.setattr(djjobs.settings, "take_turns", False)
-    with Turns() as process:
+    monkeypatch.setattr(djjobs.settings, "work_in_shifts", False)
+    with Shifts() as process:
         go(process)
 
 
 def test_without_shared_memory_nobody_waits(
-    board: turns._Board, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    board: shifts._Board, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     board.keep(1)
-    with Turns() as process:
+    with Shifts() as process:
         monkeypatch.setattr(process._board, "_file", os.open("/dev/full", os.O_RDWR))
         process.wait(pace_of_jobs(), Stop(), unless=lambda: False)
         go(process)
-    monkeypatch.setattr(turns, "_BOARD", tmp_path / "nowhere")
-    with Turns() as process:
+    monkeypatch.setattr(shifts, "_BOARD", tmp_path / "nowhere")
+    with Shifts() as process:
         go(process)
 
 
@@ -213,10 +213,10 @@ def test_without_shared_memory_nobody_waits(
 
 def test_busy_processors_are_seen() -> None:
     mine = os.sched_getaffinity(0)
-    processors = turns._Processors(mine)
+    processors = shifts._Processors(mine)
     busy = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in mine]
     try:
-        wait_for(lambda: processors.idle < turns._LITTLE)
+        wait_for(lambda: processors.idle < shifts._LITTLE)
     finally:
         for process in busy:
             process.kill()
@@ -227,12 +227,12 @@ def test_only_the_processors_count_that_one_may_run_on(tmp_path: Path, monkeypat
     stat = tmp_path / "stat"
     before = "cpu 0 0 0 0\ncpu0 10 0 10 100 5 0 0 0 9 9\ncpu1 10 0 10 100 5 0 0 0 9 9\nintr 1 2 3\n"
     after = "cpu 0 0 0 0\ncpu0 15 0 15 125 10 0 0 0 9 9\ncpu1 60 0 60 100 5 0 0 0 9 9\nintr 1 2 3\n"
-    monkeypatch.setattr(turns, "_STAT", stat)
-    monkeypatch.setattr(turns, "_SAMPLE", 0.0)
+    monkeypatch.setattr(shifts, "_STAT", stat)
+    monkeypatch.setattr(shifts, "_SAMPLE", 0.0)
     seen = []
     for numbers in ({0}, {1}, {0, 1}):
         stat.write_text(before)
-        processors = turns._Processors(numbers)
+        processors = shifts._Processors(numbers)
         stat.write_text(after)
         seen.append(processors.idle)
     assert seen == [30 / 40, 0 / 100, 30 / 140]
@@ -256,7 +256,7 @@ def drain(table: Any) -> None:
 
 
 @pytest.mark.parametrize("work", [populate, drain], ids=["populate", "worker"])
-def test_who_waits_holds_no_job(squares: Any, board: turns._Board, batches_of_four: None, work: Any) -> None:
+def test_who_waits_holds_no_job(squares: Any, board: shifts._Board, batches_of_four: None, work: Any) -> None:
     Square = squares(10)
     seen = []
 
@@ -274,7 +274,7 @@ def test_who_waits_holds_no_job(squares: Any, board: turns._Board, batches_of_fo
     assert board.free_place() is not None
 
 
-def test_a_worker_that_rests_has_no_place(squares: Any, board: turns._Board, batches_of_four: None) -> None:
+def test_a_worker_that_rests_has_no_place(squares: Any, board: shifts._Board, batches_of_four: None) -> None:
     def make(self: Any, key: dict[str, Any]) -> None:
         assert key["n"] < 9 or board.free_place() is None, "it works without a place"
         insert_square(self, key)
@@ -295,7 +295,7 @@ def test_a_worker_that_rests_has_no_place(squares: Any, board: turns._Board, bat
 
 @pytest.mark.parametrize("arguments", [{"max_calls": 4}, {"limit": 4}], ids=str)
 def test_who_may_run_no_more_jobs_does_not_wait(
-    squares: Any, board: turns._Board, batches_of_four: None, arguments: dict[str, int]
+    squares: Any, board: shifts._Board, batches_of_four: None, arguments: dict[str, int]
 ) -> None:
     Square = squares(10)
     board.keep(1)
@@ -307,7 +307,7 @@ def test_who_may_run_no_more_jobs_does_not_wait(
     ("number", "raised"), [(signal.SIGTERM, SystemExit), (signal.SIGINT, KeyboardInterrupt)], ids=["SIGTERM", "SIGINT"]
 )
 def test_a_signal_ends_the_wait(
-    squares: Any, board: turns._Board, batches_of_four: None, number: int, raised: type
+    squares: Any, board: shifts._Board, batches_of_four: None, number: int, raised: type
 ) -> None:
     Square = squares(10)
 
@@ -322,10 +322,10 @@ def test_a_signal_ends_the_wait(
     assert job_counts(Square) == {"scheduled": 6}
 
 
-def test_processes_that_take_turns_make_every_job_once(
-    squares: Any, board: turns._Board, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+def test_processes_that_work_in_shifts_make_every_job_once(
+    squares: Any, board: shifts._Board, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(turns, "_TURN", 0.1)
+    monkeypatch.setattr(shifts, "_SHIFT", 0.1)
     log = CallLog(tmp_path / "calls")
     Square = squares(200, recording(log))
     assert Square.populate(reserve_jobs=True, processes=3)["success_count"] == 200
@@ -333,7 +333,7 @@ def test_processes_that_take_turns_make_every_job_once(
     assert board.free_place() is not None
 
 
-def test_an_error_ends_the_wait_of_the_other_processes(squares: Any, board: turns._Board, tmp_path: Path) -> None:
+def test_an_error_ends_the_wait_of_the_other_processes(squares: Any, board: shifts._Board, tmp_path: Path) -> None:
     other_waits = tmp_path / "waits"
 
     def make(self: Any, key: dict[str, Any]) -> None:
