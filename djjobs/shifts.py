@@ -1,8 +1,8 @@
 """Shifts: where processes with short jobs share busy processors, a few of them work at a time.
 
 A short job is little but messages to and fro between a process and the server. With more such processes than
-processors each finds the caches full of what the others have put there, and all of them together get less done than
-a few would. So they work in shifts: who works has one of a few places, a second at a time.
+processors each seems to find the caches full of what the others have put there: all of them together get less done
+than a few. So they work in shifts: who works has one of a few places, a second at a time.
 
 Nobody has to be relied upon. A place that is not given back is free two seconds later, whatever became of who had
 it; processors that have nothing to do let others go ahead; and who waits holds no claim.
