@@ -56,7 +56,8 @@ class Shifts:
 
     def __exit__(self, *_: object) -> None:
         self.leave()
-        self._do_without()
+        if self._board is not None:
+            self._board.close()
 
     def wait(self, pace: Pace, stop: Stop, unless: Callable[[], bool]) -> None:
         """Return when this process may claim more jobs of this pace: at once, unless they are short.
@@ -71,11 +72,10 @@ class Shifts:
         if not pace.is_shorter_than(_SHORT):
             self.leave()
             return
-        try:
+        # Without room in the shared memory, or a look at the processors, nobody waits.
+        with contextlib.suppress(OSError):
             if not self._may_go_on(self._board):
                 self._wait(self._board, stop, unless)
-        except OSError:
-            self._do_without()
 
     def leave(self) -> None:
         """Let others have the place, if there is one."""
@@ -112,12 +112,6 @@ class Shifts:
         board.keep(self._place)
         self._ends = time.monotonic() + _SHIFT
         return True
-
-    def _do_without(self) -> None:
-        """No board any more: there may be no room for it in the shared memory."""
-        board, self._board, self._place = self._board, None, None
-        if board is not None:
-            board.close()
 
 
 class _Board:
