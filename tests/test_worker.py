@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import itertools
 import json
 import os
 import re
@@ -461,25 +462,35 @@ def pace(looks: list[float], since: float, until: float) -> float:
     return sum(since <= at < until for at in looks) / 2
 
 
+def pauses(looks: list[float]) -> list[float]:
+    """How long nobody looked, time and again. One look is some statements in quick succession."""
+    return [later - at for at, later in itertools.pairwise(looks) if later - at > 0.6]
+
+
 def test_an_idle_worker_asks_at_most_once_a_second_then_less_on_few_connections(lab: Lab, witness: Witness) -> None:
     processes = 3
     lab.add(*["gate"] * processes)
-    with working(lab, "--processes", str(processes), **witness.environment) as worker:
+    # Who waits for a shift would look later than the others.
+    with working(lab, "--processes", str(processes), **witness.environment, DJJOBS_WORK_IN_SHIFTS=0) as worker:
         wait_for(lambda: lab.has_begun(1, 2, 3))
         assert witness.connections() <= 2 + processes
         lab.open(1, 2, 3)
         wait_for(lambda: len(made(lab.First())) == processes)
         begin = max(witness.looks())
-        time.sleep(8)  # the stretch that is looked at
+
+        def looks() -> list[float]:
+            return [at for at in witness.looks() if at >= begin]
+
+        wait_for(lambda: len(pauses(looks())) >= 3, timeout=90, every=0.5)
         assert witness.connections() <= 2 + processes
         worker.send(signal.SIGTERM)
         assert worker.end() == 0
-    looks = witness.looks()
-    at_first, later = pace(looks, begin, begin + 4), pace(looks, begin + 4, begin + 8)
+    seen = looks()
     # Each slot sees for itself that nothing is left; after that one asks for all.
-    assert 1 <= at_first <= 4 + processes
-    assert later < at_first
-    assert later <= 4
+    assert pace(seen, begin, seen[-1]) <= seen[-1] - begin + processes
+    # Each pause is meant to be half as long again as the one before, give or take a quarter.
+    first, _, third, *_ = pauses(seen)
+    assert third > 1.2 * first
 
 
 def test_a_worker_that_waits_for_a_retry_asks_no_more_often_than_an_idle_one(lab: Lab, witness: Witness) -> None:
