@@ -18,6 +18,8 @@ import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
+import psutil
+
 from .budget import Pace
 from .settings import settings
 from .stopping import Stop
@@ -36,7 +38,6 @@ _LOOK = (0.1, 0.2)
 _SAMPLE, _LITTLE = 0.1, 0.15
 
 _BOARD = Path("/dev/shm")
-_STAT = Path("/proc/stat")
 _TIME = struct.Struct("<d")
 
 
@@ -175,17 +176,9 @@ class _Processors:
                 self._idle = idle / total
         return self._idle
 
-    def _count(self) -> tuple[int, int]:
-        """The ticks of the kernel's clock without work, and all."""
-        idle = total = 0
-        with _STAT.open() as stat:
-            next(stat)  # the sum of all processors
-            for line in stat:
-                name, *fields = line.split()
-                if not name.startswith("cpu"):
-                    break
-                if int(name.removeprefix("cpu")) in self.numbers:
-                    ticks = [int(field) for field in fields[:8]]
-                    total += sum(ticks)
-                    idle += ticks[3] + ticks[4]
-        return idle, total
+    def _count(self) -> tuple[float, float]:
+        """The seconds that they had nothing to do since the machine was started, and all."""
+        of_all = psutil.cpu_times(percpu=True)
+        mine = [times for number, times in enumerate(of_all) if number in self.numbers]
+        # What a guest was given counts as the user's time already.
+        return sum(times.idle + times.iowait for times in mine), sum(sum(times[:8]) for times in mine)

@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 from helpers import wait_for
 from pipelines import job_counts
@@ -227,7 +228,7 @@ def test_only_the_processors_count_that_one_may_run_on(tmp_path: Path, monkeypat
     stat = tmp_path / "stat"
     before = "cpu 0 0 0 0\ncpu0 10 0 10 100 5 0 0 0 9 9\ncpu1 10 0 10 100 5 0 0 0 9 9\nintr 1 2 3\n"
     after = "cpu 0 0 0 0\ncpu0 15 0 15 125 10 0 0 0 9 9\ncpu1 60 0 60 100 5 0 0 0 9 9\nintr 1 2 3\n"
-    monkeypatch.setattr(shifts, "_STAT", stat)
+    monkeypatch.setattr(psutil, "PROCFS_PATH", str(tmp_path))
     monkeypatch.setattr(shifts, "_SAMPLE", 0.0)
     seen = []
     for numbers in ({0}, {1}, {0, 1}):
@@ -235,7 +236,7 @@ def test_only_the_processors_count_that_one_may_run_on(tmp_path: Path, monkeypat
         processors = shifts._Processors(numbers)
         stat.write_text(after)
         seen.append(processors.idle)
-    assert seen == [30 / 40, 0 / 100, 30 / 140]
+    assert seen == pytest.approx([30 / 40, 0 / 100, 30 / 140])
 
 
 # -- those who work --------------------------------------------------------------------------------------------

@@ -487,7 +487,9 @@ def test_an_idle_worker_asks_at_most_once_a_second_then_less_on_few_connections(
         assert worker.end() == 0
     seen = looks()
     # Each slot sees for itself that nothing is left; after that one asks for all.
-    assert pace(seen, begin, seen[-1]) <= seen[-1] - begin + processes
+    middle, end = (begin + seen[-1]) / 2, seen[-1]
+    assert pace(seen, begin, middle) <= middle - begin + processes
+    assert pace(seen, middle, end) <= end - middle
     # Each pause is meant to be half as long again as the one before, give or take a quarter.
     first, _, third, *_ = pauses(seen)
     assert third > 1.2 * first
