@@ -23,6 +23,7 @@ __all__ = ["Stop", "start_thread"]
 #: SIGURG means nothing to a process that does not expect it, so one that comes too late does no harm.
 _INTERRUPT = signal.SIGURG
 _STOPS = (signal.SIGTERM, signal.SIGINT)
+_OURS = (*_STOPS, _INTERRUPT)
 
 
 class Stop:
@@ -150,6 +151,19 @@ def _raise_in_thread(thread: int, error: type[BaseException] | None) -> None:
 
 
 _active: Stop | None = None
+_forking = threading.local()
+
+
+def _hold_signals() -> None:
+    """A signal that reached a new process before it has its own handlers would be lost on it."""
+    if _active is not None:
+        _forking.mask = signal.pthread_sigmask(signal.SIG_BLOCK, _OURS)
+
+
+def _let_signals_in() -> None:
+    mask, _forking.mask = getattr(_forking, "mask", None), None
+    if mask is not None:
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 
 
 def _forget_in_child() -> None:
@@ -159,14 +173,15 @@ def _forget_in_child() -> None:
         signal.set_wakeup_fd(-1)
         _active._restore_handlers()
         _active = _active._outer
+    _let_signals_in()
 
 
-os.register_at_fork(after_in_child=_forget_in_child)
+os.register_at_fork(before=_hold_signals, after_in_parent=_let_signals_in, after_in_child=_forget_in_child)
 
 
 def start_thread(target: Callable[..., None], *arguments: Any) -> None:
     """Start a thread that leaves the signals to the main thread, which alone can act on them."""
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, (*_STOPS, _INTERRUPT))
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, _OURS)
     try:
         threading.Thread(target=target, args=arguments, daemon=True).start()
     finally:

@@ -13,6 +13,7 @@ from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import datajoint as dj
+import newborn
 import pytest
 from helpers import wait_for
 from pipelines import job_counts
@@ -392,6 +393,41 @@ def test_processes_that_make_starts_have_the_callers_handlers(squares: Any, proc
 
     Square = squares(2, make)
     assert Square.populate(reserve_jobs=True, processes=processes)["success_count"] == 2
+
+
+@pytest.mark.parametrize("processes", [1, 2])
+def test_a_process_that_make_starts_can_be_ended_from_its_very_beginning(squares: Any, processes: int) -> None:
+    """A Pool that is not needed for long ends workers that have hardly begun, and waits for them."""
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    context = multiprocessing.get_context("fork")
+
+    def make(self: Any, key: dict[str, Any]) -> None:
+        child = context.Process(target=os._exit, args=(0,))
+        with newborn.does_first(lambda: os.kill(os.getpid(), signal.SIGTERM)):
+            child.start()
+        child.join()
+        assert child.exitcode == -signal.SIGTERM
+        insert_square(self, key)
+
+    Square = squares(2, make)
+    assert Square.populate(reserve_jobs=True, processes=processes)["success_count"] == 2
+
+
+@STOPS
+def test_a_signal_that_comes_while_make_starts_a_process_is_a_stop(squares: Any, number: int, raised: type) -> None:
+    parent = os.getpid()
+
+    def make(self: Any, key: dict[str, Any]) -> None:
+        child = multiprocessing.get_context("fork").Process(target=os._exit, args=(0,))
+        with newborn.does_first(lambda: os.kill(parent, number)):
+            child.start()
+        child.join()
+        insert_square(self, key)
+
+    Square = squares(2, make)
+    with pytest.raises(raised):
+        Square.populate(reserve_jobs=True)
+    assert statuses(Square) == {1: "scheduled", 2: "scheduled"}
 
 
 def test_outside_the_main_thread_handlers_are_left_alone(squares: Any, own_handlers: dict[int, Any]) -> None:
