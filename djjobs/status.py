@@ -28,11 +28,13 @@ def status(schema_or_module: Any) -> pd.DataFrame:
         Indexed by the table's class name; how many jobs have each status, and how many rows are in
         the table itself (`done`).
     """
-    tables = [table() for table in auto_populated(schema_or_module)]
-    queues = {table.database: Queue.of(table.connection, table.database) for table in tables}
+    # A notebook's cell that was run again has left two classes of one table.
+    instances: list[Any] = [table() for table in auto_populated(schema_or_module)]
+    tables = {table.full_table_name: table for table in instances}
+    queues = {table.database: Queue.of(table.connection, table.database) for table in tables.values()}
     counts = {database: _counts(queue) for database, queue in queues.items()}
     rows: dict[str, dict[str, int | None]] = {}
-    for table in tables:
+    for table in tables.values():
         rows[type(table).__name__] = {**counts[table.database].pop(table.table_name, {}), "done": len(table)}
     if not isinstance(schema_or_module, ModuleType):
         # Tables of the schema that have jobs, but no class in this process.

@@ -117,6 +117,18 @@ def test_a_schema_is_shown_one_row_a_table(schema: Any) -> None:
     assert list(djjobs.status(module).index) == ["Plain"]
 
 
+def test_a_table_whose_class_was_defined_twice_is_shown_with_its_jobs(schema: Any) -> None:
+    """As when a cell of a notebook is run again."""
+    lab = sessions(schema)
+    first = declare(schema, lab, "Again", djjobs.Computed)
+    second = declare(schema, lab, "Again", djjobs.Computed)
+    second.schedule_jobs()
+    assert first is not second
+    frame = djjobs.status(schema)
+    assert sorted(frame.index) == ["Again", "Spectrum"]
+    assert frame.loc["Again", "scheduled"] == 12
+
+
 def test_jobs_of_tables_without_a_class_here_are_shown_too(schema: Any) -> None:
     lab = sessions(schema)
     lab.Spectrum.schedule_jobs()
