@@ -108,7 +108,8 @@ class Keys:
             raise
         except (DataJointError, TypeError) as error:
             raise DjJobsError(
-                f"The keys of {self.label} cannot be had: {error}. Check its key_source and the restriction."
+                f"The keys of {self.label} cannot be had: {str(error).rstrip('.')}. "
+                "Check its key_source and the restriction."
             ) from error
 
     # -- towards the server ------------------------------------------------------------------------

@@ -60,6 +60,7 @@ def refused(lab: Lab, *says: str) -> Iterator[None]:
     for words in says:
         assert re.search(words, str(raised.value)), str(raised.value)
     assert "\n" not in str(raised.value).strip()
+    assert ".. " not in str(raised.value)
     assert all_rows() == before
 
 
