@@ -97,6 +97,7 @@ class Executor:
         for tries_left in reversed(range(_TRANSIENT_TRIES)):
             try:
                 current.check_cancelled()
+                self.finisher.keys.insist_on_fit(job.key)
                 if self.runs.prepare(job, self._desk, stop):
                     started = time.monotonic()
                 with self.finisher.with_commit(job, elapsed, stop), stop.interruptible():

@@ -16,7 +16,7 @@ from .claiming import Job
 from .compat import pack
 from .errors import JobCancelled, JobTimeout, LeaseLost
 from .identity import claims_of, run_metadata
-from .keys import Keys
+from .keys import Keys, UnfitKey
 from .policy import Policy
 from .queue import Queue
 from .stopping import Stop
@@ -198,6 +198,8 @@ class Finisher:
         return 0.0 if self.policy.comes_back(number, crashes) else None
 
     def _is_made(self, job: Job) -> bool:
+        if isinstance(job.key, UnfitKey):
+            return False
         target = getattr(self._table, "target", self._table)
         sql = (target & job.key).proj().make_sql()
         return self.queue.db.execute(f"{sql} LIMIT 1").fetchone() is not None

@@ -17,7 +17,7 @@ from .errors import DjJobsError
 from .sql import Engine
 from .tables import RESTRICTION_LENGTH
 
-__all__ = ["Keys", "table_label"]
+__all__ = ["Keys", "UnfitKey", "table_label"]
 
 _KINDS = (
     (r"bool", "bool"),
@@ -52,6 +52,14 @@ def _in_words(restriction: Any) -> str:
 def _hashes_sql(jobs: Any) -> str:
     # DISTINCT keeps MySQL from merging the subquery into a statement that changes the same table.
     return f"SELECT DISTINCT key_hash FROM ({jobs.proj().make_sql()}) AS held"
+
+
+class UnfitKey(dict[str, Any]):
+    """The key of a job that is none of its table's, as it is in the queue, and the reason."""
+
+    def __init__(self, values: Mapping[str, Any], reason: str) -> None:
+        super().__init__(values)
+        self.reason = reason
 
 
 def kind_of(attribute: Any, label: str) -> str:
@@ -195,9 +203,15 @@ class Keys:
     # -- back ---------------------------------------------------------------------------------------
 
     def decode(self, document: str | Mapping[str, Any]) -> dict[str, Any]:
-        """A job's key as DataJoint would have fetched it from key_source."""
+        """A job's key as DataJoint would have fetched it from key_source.
+
+        A table of the same name that had other keys may have left jobs in the queue; theirs are unfit.
+        """
         values = json.loads(document) if isinstance(document, str) else document
-        return {name: self._decode(name, values[name]) for name in self.attributes}
+        try:
+            return {name: self._decode(name, values[name]) for name in self.attributes}
+        except Exception as error:  # each type has its own way to refuse a value
+            return UnfitKey(values, f"{type(error).__name__}: {error}")
 
     def _decode(self, name: str, value: Any) -> Any:
         kind = self._kinds[name]
@@ -208,6 +222,15 @@ class Keys:
         return datajoint_api.decode(self.attributes[name], value, self.table.connection)
 
     # -- checks --------------------------------------------------------------------------------------
+
+    def insist_on_fit(self, key: dict[str, Any]) -> None:
+        """Raise if a job's key is none of this table's."""
+        if isinstance(key, UnfitKey):
+            raise DjJobsError(
+                f"The key {dict(key)} does not fit {self.label}, whose keys have {', '.join(self.attributes)} "
+                f"({key.reason}): the job is of a table of that name that was there before. "
+                f"{type(self.table).__name__}.cleanup_jobs() removes such jobs."
+            )
 
     def insist_on_known_keys(self) -> None:
         """Raise if a restriction names a whole key that key_source does not have."""

@@ -6,6 +6,7 @@ A factory declares its tables in the schema it is given.
 from __future__ import annotations
 
 import multiprocessing
+import re
 import secrets
 import traceback
 from collections.abc import Callable, Iterator
@@ -37,6 +38,21 @@ def computed(schema: Any, definition: str, parents: dict[str, Any], name: str = 
     members.setdefault("make", lambda self, key: self.insert1(key))
     table = type(name, (djjobs.JobsMixin, dj.Computed), {"definition": definition, **members})
     return schema(table, context=parents)
+
+
+def redeclared(schema: Any, before: str, rows: list[tuple[Any, ...]], after: str) -> tuple[Any, Any]:
+    """A source and a Computed table that had other keys once, and jobs of these rows that were left in the queue."""
+
+    def declare(definition: str) -> tuple[Any, Any]:
+        source = manual(schema, definition, "Changed")
+        return source, computed(schema, "-> Changed", {"Changed": source}, "OfChanged")
+
+    source, result = declare(before)
+    source.insert(rows)
+    assert int(result.schedule_jobs()) == len(rows)
+    result().drop_quick()
+    source().drop_quick()
+    return declare(after)
 
 
 class Lab:
@@ -153,6 +169,11 @@ def statements_of(connection: Any) -> Iterator[list[str]]:
         yield recorded
     finally:
         del connection.query
+
+
+def evaluations(statements: list[str]) -> list[str]:
+    """The statements that evaluate key_source for the queue."""
+    return [sql for sql in statements if re.match(r"\s*INSERT\b.*~jobs\W.*SELECT", sql, re.DOTALL)]
 
 
 def in_processes(schema: Any, count: int, work: Callable[[int], Any]) -> list[Any]:

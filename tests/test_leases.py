@@ -360,6 +360,20 @@ def test_a_lost_job_whose_result_is_there_is_done(start: Any, log: CallLog, keep
     assert job_counts(Square) == ({"success": 2} if keep else {})
 
 
+@pytest.mark.parametrize("key", ['{"n": "one"}', '{"m": 1}'])
+def test_a_lost_job_whose_key_does_not_fit_is_not_done_and_keeps_no_other_from_coming_back(
+    start: Any, key: str
+) -> None:
+    Square = start(3)
+    lose(Square, [1, 2])
+    Square.populate({"n": 3})
+    column = Queue.of(Square.Number.connection, Square.database).engine.key
+    change_jobs(Square, [1], f"{column} = '{key}'")
+    assert Square.cleanup_jobs()["recovered"] == 2
+    assert job_counts(Square) == {"scheduled": 3}
+    assert sorted(row["attempt"] for row in rows_of(Square.jobs)) == [0, 1, 1]
+
+
 # -- a worker that lives ----------------------------------------------------------------------------------------
 
 

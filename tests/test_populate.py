@@ -10,7 +10,7 @@ from typing import Any
 
 import datajoint as dj
 import pytest
-from pipelines import BIGINT, INT, computed, job_counts, keys_of, manual, rows_of, statements_of
+from pipelines import BIGINT, INT, computed, job_counts, keys_of, manual, redeclared, rows_of, statements_of
 from workloads.squares import (
     Bystander,
     Standing,
@@ -774,6 +774,35 @@ def test_errors_are_returned_and_the_rest_goes_on(squares: Any) -> None:
     }
     assert made(Square()) == [1, 3, 5]
     assert statuses(Square) == {2: "error", 4: "error"}
+
+
+@pytest.mark.parametrize(
+    "before, after, keys, reason",
+    [
+        (
+            "subject : varchar(20)",
+            f"subject : varchar(20)\nsession : {INT}",
+            [("m1", 1), ("m1", 2)],
+            "KeyError: 'session'",
+        ),
+        ("session : varchar(20)", f"session : {INT}", [(1,), (2,)], "ValueError: invalid literal"),
+    ],
+)
+def test_jobs_that_a_table_of_the_same_name_has_left_are_errors_and_the_rest_goes_on(
+    schema: Any, before: str, after: str, keys: list[tuple[Any, ...]], reason: str
+) -> None:
+    source, result = redeclared(schema, before, [("m1",), ("m2",)], after)
+    source.insert(keys)
+    result.schedule_jobs(min_scheduling_interval=0)
+    done = result.populate(reserve_jobs=True, suppress_errors=True)
+    assert done["success_count"] == len(result()) == 2
+    assert job_counts(result) == {"error": 2}
+    for key, message in done["error_list"]:
+        assert f"The key {key} does not fit OfChanged (schema {schema.database})" in message
+        assert f"({reason}" in message
+        assert "OfChanged.cleanup_jobs() removes such jobs" in message
+    assert [row["attempt"] for row in rows_of(result.jobs)] == [1, 1]
+    assert result.cleanup_jobs()["orphaned_incomplete"] == 2
 
 
 def test_errors_can_be_returned_as_they_were_raised(squares: Any) -> None:

@@ -11,6 +11,8 @@ from .engine import Engine
 _TRANSIENT = {"40001", "40P01", "55P03"}
 _LOST = {"57P01", "57P02", "57P03", "08000", "08003", "08006"}
 _CREDENTIALS = {"28P01", "28000"}
+#: The kinds of key attributes whose values psycopg2 does not have to read.
+_PYTHON = {"int": int, "text": str, "float": float, "decimal": decimal.Decimal}
 
 
 class PostgreSQL(Engine):
@@ -95,10 +97,10 @@ class PostgreSQL(Engine):
     def to_driver(self, kind: str, value: Any) -> Any:
         from psycopg2 import extensions
 
-        if kind in ("int", "bool", "text"):
+        if kind == "bool":
             return value
-        if kind in ("float", "decimal"):
-            return float(value) if kind == "float" else decimal.Decimal(value)
+        if kind in _PYTHON:
+            return _PYTHON[kind](value)
         casters = {"date": extensions.PYDATE, "datetime": extensions.PYDATETIME, "time": extensions.PYTIME}
         return casters[kind](value, None)
 
