@@ -185,6 +185,12 @@ class Keys:
     def order_sql(self, alias: str) -> str:
         return ", ".join(f"{alias}.{self._quote(name)}" for name in self.attributes) or "1"
 
+    def read_back_sql(self, alias: str) -> str:
+        """The attributes of a key from the JSON of its job, in the target's types; empty if that cannot be said."""
+        json = f"{alias}.{self.engine.key}"
+        columns = [self.engine.read_back(json, name, attribute.type) for name, attribute in self.attributes.items()]
+        return ", ".join(columns) if all(columns) else ""
+
     def held_sql(self, jobs: Any, restrictions: tuple[Any, ...]) -> str:
         """The hashes of the jobs whose own key fits the restrictions, whatever key_source says."""
         columns = {name: self.engine.from_json(self.engine.key, name, self._kinds[name]) for name in self.attributes}

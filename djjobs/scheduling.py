@@ -85,7 +85,7 @@ def is_scheduling(queue: Queue, table_name: str) -> bool:
 def insert_new(queue: Queue, keys: Keys, status: str, priority: int, few: bool = False) -> int:
     """Insert the keys that are neither in the target nor in the queue; return how many. `few` expects few keys."""
     parameters = {"table": keys.table.table_name, "priority": priority, "run": None, **queue.signature()}
-    insert = _insert_sql(queue, keys, status, None, few, or_skip=True)
+    insert = _insert_sql(queue, keys, status, None, few, careful=True)
     inserted = queue.db.change(insert, **parameters)
     if inserted:
         queue.announce()
@@ -99,26 +99,65 @@ def insert_few(queue: Queue, keys: Keys, priority: int) -> int:
     return insert_new(queue, keys, "scheduled", priority, few=True)
 
 
-def _insert_sql(queue: Queue, keys: Keys, status: str, due_time: DueTime, few: bool, or_skip: bool) -> str:
-    """The statement that inserts new jobs; one that others insert meanwhile is skipped, or is an error."""
+def _insert_sql(queue: Queue, keys: Keys, status: str, due_time: DueTime, few: bool, careful: bool) -> str:
+    """The statement that inserts new jobs.
+
+    A careful one goes by the hashes of all keys, and skips jobs that others insert meanwhile.
+    """
     engine = queue.engine
     due, turn = _due_and_turn(queue, due_time, "%(priority)s")
+    read_back = "" if careful or keys.restricted else keys.read_back_sql("queued")
+    new_keys = _new_by_value(queue, keys, read_back) if read_back else _new_by_hash(queue, keys, few)
     return queue.sql(
         engine.schedule_new,
-        source=keys.source_sql,
-        target=keys.target.full_table_name,
-        one_by_one=engine.one_by_one if few else "",
-        queued_here=engine.these_queued if keys.restricted else engine.all_queued,
-        same_key=keys.same_key_sql,
-        json=engine.json(keys.json_sql("todo")),
-        hash=keys.hash_sql("source"),
+        new_keys=new_keys.sql,
+        hash=new_keys.hash,
+        json=engine.json(new_keys.json),
         status=f"'{status}'",
         due=due,
         turn=turn,
-        numbered=engine.numbered.format(order=keys.order_sql("source")),
-        microseconds=engine.microseconds(engine.place.format(order=keys.order_sql("todo"))),
-        or_skip_queued=engine.or_skip["table_name"] if or_skip else "",
+        microseconds=engine.microseconds(new_keys.place),
+        or_skip_queued=engine.or_skip["table_name"] if careful else "",
     )
+
+
+@dataclass(frozen=True)
+class _NewKeys:
+    """SQL of the keys that need a job, and of what the job takes from them."""
+
+    sql: str
+    hash: str
+    json: str
+    place: str
+
+
+def _new_by_hash(queue: Queue, keys: Keys, few: bool) -> _NewKeys:
+    engine = queue.engine
+    sql = queue.sql(
+        engine.new_by_hash,
+        source=keys.source_sql,
+        target=keys.target.full_table_name,
+        same_key=keys.same_key_sql,
+        hash=keys.hash_sql("source"),
+        numbered=engine.numbered.format(order=keys.order_sql("source")),
+        queued_here=engine.these_queued if keys.restricted else engine.all_queued,
+        one_by_one=engine.one_by_one if few else "",
+    )
+    place = engine.place.format(order=keys.order_sql("todo"))
+    return _NewKeys(sql, "todo._hash", keys.json_sql("todo"), place)
+
+
+def _new_by_value(queue: Queue, keys: Keys, read_back: str) -> _NewKeys:
+    sql = queue.sql(
+        queue.engine.new_by_value,
+        source=keys.source_sql,
+        target=keys.target.full_table_name,
+        same_key=keys.same_key_sql,
+        json=keys.json_sql("source"),
+        columns=keys.order_sql("source"),
+        read_back=read_back,
+    )
+    return _NewKeys(sql, queue.engine.hash("todo._json"), "todo._json", "todo._place")
 
 
 class _NewRun:
@@ -128,8 +167,8 @@ class _NewRun:
         self._queue, self._keys, self._name, self._due_time, self._few = queue, keys, name, due_time, few
         self._run_id = secrets.randbelow(_RUN_IDS - 1) + 1
         self._tried = False
-        # To be ready to skip rows takes PostgreSQL a quarter longer, and there are hardly ever any.
-        self._or_skip = few
+        # To be careful takes PostgreSQL much longer, and is hardly ever needed.
+        self._careful = few
         self._parameters = {
             "table": keys.table.table_name,
             "run": self._run_id,
@@ -155,17 +194,20 @@ class _NewRun:
         self._tried = True
         try:
             return self._insert(priority, force)
-        except DuplicateError:
-            if self._or_skip:
+        except Exception as error:
+            # Others have put some of the keys into the queue since the statement began, or it holds keys that do not
+            # fit the table: one of that name had others before.
+            if self._careful or not (isinstance(error, DuplicateError) or queue.engine.diagnose(error) == "query"):
                 raise
-            # Others have put some of the keys into the queue since the statement began.
-            self._or_skip = True
+            self._careful = True
             return self._insert(priority, force)
 
     def _insert(self, priority: int, force: bool) -> int:
         queue = self._queue
-        insert = _insert_sql(queue, self._keys, "scheduled", self._due_time, self._few, self._or_skip)
+        insert = _insert_sql(queue, self._keys, "scheduled", self._due_time, self._few, self._careful)
         with queue.db.transaction():
+            if queue.engine.room_to_compare and not self._few:
+                queue.db.execute(queue.engine.room_to_compare)
             count = self._move_here(("error", "ignore", "cancelled")) if force else 0
             count += queue.db.execute(insert, **self._parameters, priority=priority).rowcount
             if count or self._name:

@@ -30,6 +30,8 @@ class Reading:
     def __init__(self, connection: Any, engine: str) -> None:
         self._connection, self._engine = connection, engine
         self.rows = 0
+        #: The steps of the plans, with what came out of each; PostgreSQL only.
+        self.steps: list[dict[str, Any]] = []
 
     @contextmanager
     def measured(self) -> Iterator[Reading]:
@@ -57,9 +59,10 @@ class Reading:
             word = sql.split()[0]
             if "~jobs" in sql and word in ("SELECT", "UPDATE", "DELETE", "INSERT"):
                 query("SAVEPOINT before" if begun else "BEGIN")
-                (document,) = query(f"EXPLAIN (ANALYZE, FORMAT JSON) {sql}", args=args).fetchone()
+                (document,) = query(f"EXPLAIN (ANALYZE, VERBOSE, FORMAT JSON) {sql}", args=args).fetchone()
                 query("ROLLBACK TO before" if begun else "ROLLBACK")
-                self.rows += sum(map(rows_read, nodes(document[0]["Plan"])))
+                self.steps += nodes(document[0]["Plan"])
+                self.rows = sum(map(rows_read, self.steps))
             begun = word == "BEGIN" or (begun and word not in ("COMMIT", "ROLLBACK"))
             return query(sql, args=args, **options)
 

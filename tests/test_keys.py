@@ -16,7 +16,7 @@ import pytest
 from conftest import ENGINE
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from pipelines import INT, MODERN, computed, keys_of, manual, rows_of
+from pipelines import INT, MODERN, computed, evaluations, keys_of, manual, rows_of, statements_of
 
 import djjobs
 from djjobs.claiming import Claims, Job
@@ -122,6 +122,10 @@ class Pair:
 
     def scheduled_and_claimed(self) -> list[Job]:
         scheduled = int(self.Result.schedule_jobs(min_scheduling_interval=0))
+        with statements_of(self.Result.connection) as statements:
+            assert int(self.Result.schedule_jobs(min_scheduling_interval=0)) == 0
+        # It knew all of them for queued. What it takes for new by mistake, it finds out when that is there already.
+        assert len(evaluations(statements)) == 1
         jobs = Claims(self.queue, Keys(self.Result(), (), self.queue.engine)).take(1000)
         assert len(jobs) == scheduled
         return jobs

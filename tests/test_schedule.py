@@ -5,7 +5,6 @@ from __future__ import annotations
 import datetime
 import multiprocessing
 import os
-import re
 import secrets
 import signal
 import subprocess
@@ -23,15 +22,18 @@ from pipelines import (
     INT,
     Lab,
     computed,
+    evaluations,
     forked,
     in_processes,
     job_counts,
     keys_of,
     manual,
+    redeclared,
     rows_of,
     standing_lab,
     statements_of,
 )
+from plans import Reading
 
 import djjobs
 from djjobs.claiming import Claims
@@ -63,11 +65,6 @@ def interval() -> Iterator[None]:
 def values(keys: list[dict[str, Any]]) -> list[tuple[Any, ...]]:
     """Keys as sorted tuples of the values of their sorted attributes."""
     return sorted(tuple(value for _, value in sorted(key.items())) for key in keys)
-
-
-def evaluations(statements: list[str]) -> list[str]:
-    """The statements that evaluate key_source for the queue."""
-    return [sql for sql in statements if re.match(r"\s*INSERT\b.*~jobs\W.*SELECT", sql, re.DOTALL)]
 
 
 def age_scheduling(lab: Lab, seconds: float) -> None:
@@ -271,6 +268,57 @@ def test_one_statement_schedules_any_number_of_keys(lab: Lab, engine: str) -> No
     assert len(lab.Spectrum.jobs) == 3000
 
 
+@pytest.mark.only(engines=["postgresql"])
+def test_only_new_keys_are_hashed(lab: Lab) -> None:
+    lab.start_over(1, 3000)
+    lab.Spectrum.schedule_jobs()
+    lab.Session.insert([{"subject": "m0", "session": session} for session in (5000, 5001)])
+    reading = Reading(lab.schema.connection, "postgresql")
+    with reading.measured():
+        assert int(lab.Spectrum.schedule_jobs(min_scheduling_interval=0)) == 2
+    hashed = [step["Actual Rows"] for step in reading.steps if "sha256" in str(step.get("Output"))]
+    assert hashed and max(hashed) == 2
+    assert {"SetOp"} == {step["Node Type"] for step in reading.steps if step.get("Command") == "Except"}
+
+
+@pytest.mark.only(engines=["postgresql"])
+def test_keys_are_compared_in_memory_though_little_was_set_aside_for_it(lab: Lab) -> None:
+    lab.start_over(1, 6000)
+    connection = lab.schema.connection
+    connection.query(f"ANALYZE {lab.Session.full_table_name}")  # it has to know how many there are
+    connection.query("SET work_mem = '64kB'")
+    connection.query("SET hash_mem_multiplier = 1")
+    try:
+        reading = Reading(connection, "postgresql")
+        with reading.measured():
+            assert int(lab.Spectrum.schedule_jobs()) == 6000
+        assert [step["Strategy"] for step in reading.steps if step.get("Command") == "Except"] == ["Hashed"]
+        assert connection.query("SHOW work_mem").fetchone() == ("64kB",)
+    finally:
+        connection.query("RESET work_mem")
+        connection.query("RESET hash_mem_multiplier")
+
+
+@pytest.mark.parametrize(
+    "before, rows, after, value",
+    [
+        ("varchar(20)", ["seven", "8", "12345678901"], INT, 8),
+        ("varchar(20)", ["abcdef"], "varchar(3)", "abc"),
+        (INT, [1], "varchar(20)", "1 "),
+        ("date", ["2024-01-01"], INT, 2024),
+    ],
+)
+def test_jobs_that_a_table_of_the_same_name_has_left_keep_no_key_from_its_job(
+    schema: Any, before: str, rows: list[Any], after: str, value: Any
+) -> None:
+    source, result = redeclared(schema, f"k : {before}", [(row,) for row in rows], f"k : {after}")
+    source.insert([(value,)])
+    assert int(result.schedule_jobs(min_scheduling_interval=0)) == 1
+    assert int(result.schedule_jobs(min_scheduling_interval=0)) == 0
+    assert {"k": value} in [row["key"] for row in rows_of(result.jobs)]
+    assert len(result.jobs) == len(rows) + 1
+
+
 # -- priority and due time -------------------------------------------------------------------------------------
 
 
@@ -470,6 +518,9 @@ def test_key_source_whose_types_are_not_those_of_the_target(lab: Lab, variant: A
     table = variant(f"block : {kind}", key_source=source)
     count = len(table().key_source)
     assert int(table.schedule_jobs()) == count
+    with statements_of(lab.schema.connection) as statements:
+        assert int(table.schedule_jobs(min_scheduling_interval=0)) == 0
+    assert len(evaluations(statements)) == 1
     assert table.populate(reserve_jobs=True)["success_count"] == count
     assert sum(table.cleanup_jobs().values()) == 0
     assert int(table.schedule_jobs(min_scheduling_interval=0)) == 0

@@ -53,6 +53,11 @@ class Engine(JobStatements, RunStatements, WorkerStatements, ScheduleStatements,
     #: Where the keys get their places in line: all of them, inside, or only those that are new, outside.
     numbered: ClassVar[str] = ""
     place: ClassVar[str] = "ROW_NUMBER() OVER (ORDER BY {order})"
+    #: The keys that are neither in the target nor, by their values, in the queue, so that only new ones are hashed;
+    #: empty where that is no faster.
+    new_by_value: ClassVar[str] = ""
+    #: From now on to the end of the transaction the comparison of many keys has room to work in.
+    room_to_compare: ClassVar[str] = ""
     #: The order of waiting jobs, said so that the engine finds it in the index.
     due_first: ClassVar[str] = "due_time"
 
@@ -119,6 +124,10 @@ class Engine(JobStatements, RunStatements, WorkerStatements, ScheduleStatements,
     @abstractmethod
     def from_json(self, json: str, name: str, kind: str) -> str:
         """The value of a key attribute inside the JSON, as SQL of the attribute's kind."""
+
+    def read_back(self, json: str, name: str, type_: str) -> str:
+        """The same as SQL of the heading's type, whatever its length; empty if there is no saying it."""
+        return ""
 
     @abstractmethod
     def to_driver(self, kind: str, value: Any) -> Any:

@@ -12,20 +12,25 @@ class JobStatements:
 
     #: Insert every key of key_source that is neither in the target nor in the queue. The moment a
     #: job is due also gives its place in line, so each row is due a microsecond after the last.
-    #: Each hash is computed once, not anew wherever it is used. The last ORDER BY has all keys found before the
-    #: first is inserted: PostgreSQL might else search the growing queue for each of them.
+    #: The last ORDER BY has all keys found before the first is inserted: PostgreSQL might else search the growing
+    #: queue for each of them.
     schedule_new = """
         INSERT {hint}INTO {jobs} (table_name, key_hash, status, {key}, {user}, host, pid, connection_id,
                             timestamp, priority, turn, due_time, created_time, run_id)
-        SELECT %(table)s, todo._hash, {status}, {json}, %(user)s, %(host)s, %(pid)s, %(connection_id)s,
+        SELECT %(table)s, {hash}, {status}, {json}, %(user)s, %(host)s, %(pid)s, %(connection_id)s,
                {now}, %(priority)s, {turn}, {due} + {microseconds}, {now}, %(run)s
-        FROM (SELECT {hash} AS _hash, source.*{numbered} FROM ({source}) AS source
+        FROM {new_keys}
+        ORDER BY {hash}
+        {or_skip_queued}"""
+
+    #: The keys that are neither in the target nor, by their hash, in the queue. Each hash is computed once, not anew
+    #: wherever it is used.
+    new_by_hash = """
+             (SELECT {hash} AS _hash, source.*{numbered} FROM ({source}) AS source
               WHERE NOT EXISTS (SELECT 1 FROM {target} AS target WHERE {same_key})
               {computed_once}) AS todo
         WHERE NOT EXISTS (SELECT 1 FROM {jobs} AS queued
-                          WHERE {queued_here} AND queued.key_hash = todo._hash {one_by_one})
-        ORDER BY todo._hash
-        {or_skip_queued}"""
+                          WHERE {queued_here} AND queued.key_hash = todo._hash {one_by_one})"""
 
     #: Take the right to schedule this scope of a table; the row count says who got it.
     begin_scheduling = """
