@@ -186,7 +186,12 @@ class Keys:
         return ", ".join(f"{alias}.{self._quote(name)}" for name in self.attributes) or "1"
 
     def read_back_sql(self, alias: str) -> str:
-        """The attributes of a key from the JSON of its job, in the target's types; empty if that cannot be said."""
+        """The attributes of a key from the JSON of its job, in the target's types.
+
+        Empty if that cannot be said, or if jobs of other keys would be in the way.
+        """
+        if self.restricted:
+            return ""
         json = f"{alias}.{self.engine.key}"
         columns = [self.engine.read_back(json, name, attribute.type) for name, attribute in self.attributes.items()]
         return ", ".join(columns) if all(columns) else ""

@@ -106,7 +106,7 @@ def _insert_sql(queue: Queue, keys: Keys, status: str, due_time: DueTime, few: b
     """
     engine = queue.engine
     due, turn = _due_and_turn(queue, due_time, "%(priority)s")
-    read_back = "" if careful or keys.restricted else keys.read_back_sql("queued")
+    read_back = "" if careful else keys.read_back_sql("queued")
     new_keys = _new_by_value(queue, keys, read_back) if read_back else _new_by_hash(queue, keys, few)
     return queue.sql(
         engine.schedule_new,
@@ -196,8 +196,10 @@ class _NewRun:
             return self._insert(priority, force)
         except Exception as error:
             # Others have put some of the keys into the queue since the statement began, or it holds keys that do not
-            # fit the table: one of that name had others before.
-            if self._careful or not (isinstance(error, DuplicateError) or queue.engine.diagnose(error) == "query"):
+            # fit the table and cannot be read back: one of that name had others before.
+            overtaken = isinstance(error, DuplicateError)
+            unread = queue.engine.diagnose(error) == "query" and self._keys.read_back_sql("queued")
+            if self._careful or not (overtaken or unread):
                 raise
             self._careful = True
             return self._insert(priority, force)

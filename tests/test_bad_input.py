@@ -127,6 +127,18 @@ def test_a_restriction_that_cannot_be_understood(lab: Lab, method: str) -> None:
         assert len(lab.Session()) == 5  # the connection can be used
 
 
+@pytest.mark.parametrize("method", [*CHOOSING, "populate"])
+def test_a_restriction_that_the_server_refuses(lab: Lab, engine: str, method: str) -> None:
+    options = {"populate": {"reserve_jobs": True}, "schedule_jobs": {"min_scheduling_interval": 0}}.get(method, {})
+    for restriction in (
+        "no_such_function(session) = 1",
+        "session = (SELECT 1 UNION SELECT 2)",
+        "subject ~ '('" if engine == "postgresql" else "subject REGEXP '('",
+    ):
+        with refused(lab, "Spectrum", "restriction"):
+            getattr(lab.Spectrum, method)(restriction, **options)
+
+
 def test_what_is_not_a_schema(lab: Lab) -> None:
     for what in ("lab", None, dj.Schema(), 5):
         with pytest.raises(DjJobsError, match=r"not an activated schema.*dj\.Schema"):

@@ -281,6 +281,13 @@ def test_only_new_keys_are_hashed(lab: Lab) -> None:
     assert {"SetOp"} == {step["Node Type"] for step in reading.steps if step.get("Command") == "Except"}
 
 
+def test_a_restriction_that_the_server_refuses_is_tried_once(lab: Lab) -> None:
+    lab.Spectrum.jobs
+    with statements_of(lab.schema.connection) as statements, pytest.raises(djjobs.DjJobsError, match="out of range"):
+        lab.Spectrum.schedule_jobs("session + 9223372036854775807 > 0")
+    assert len(evaluations(statements)) == 1
+
+
 @pytest.mark.only(engines=["postgresql"])
 def test_keys_are_compared_in_memory_though_little_was_set_aside_for_it(lab: Lab) -> None:
     lab.start_over(1, 6000)

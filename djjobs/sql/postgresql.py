@@ -148,6 +148,6 @@ class PostgreSQL(Engine):
             return "access"
         if error.pgcode in _CREDENTIALS or "authentication failed" in str(error):
             return "credentials"
-        if (error.pgcode or "")[:2] in ("22", "42"):
+        if (error.pgcode or "")[:2] in ("21", "22", "42"):
             return "query"
         return "unreachable" if self.is_lost(error) else None
