@@ -6,6 +6,7 @@ import re
 from typing import Any
 
 from datajoint.heading import Heading
+from datajoint.preview import preview, repr_html
 from datajoint.table import Table
 
 from .compat import datajoint_api
@@ -112,6 +113,22 @@ class QueueTable(Table):
     @property
     def table_name(self) -> str:
         return self._name
+
+    def preview(self, limit: int | None = None, width: int | None = None) -> str:
+        """The first rows as text."""
+        return preview(self._legible, limit, width)
+
+    def _repr_html_(self) -> str:
+        return repr_html(self._legible)
+
+    @property
+    def _legible(self) -> Any:
+        """The same rows with JSON as text; DataJoint would show no more of a job's key than that it is JSON."""
+        view = self.proj(...)
+        for name, attribute in view.heading.attributes.items():
+            if attribute.json:
+                view.heading._attributes[name] = attribute._replace(json=False, type="text")
+        return view
 
     def delete(self, *_: Any, **__: Any) -> None:
         """Delete the rows without prompting, as DataJoint's own job tables do."""

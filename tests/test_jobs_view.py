@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -140,6 +141,15 @@ def test_a_notebook_shows_jobs_as_it_shows_tables(lab: Lab) -> None:
         assert "key_hash" in html and "<table" in html
     assert "error" in repr(lab.Spectrum.jobs.errors)
     assert "no signal" in lab.Spectrum.jobs.errors._repr_html_()
+
+
+def test_what_is_shown_of_a_job_tells_its_key(lab: Lab) -> None:
+    errors = lab.Spectrum.jobs.errors
+    for query in (errors, errors.proj("key"), djjobs.jobs(lab.schema) & "status = 'error'"):
+        for shown in (query.preview(width=60), query._repr_html_()):
+            assert re.search("subject.: .m0", shown) and re.search("session.: 3", shown)
+    assert errors.heading["key"].json  # to all others it is JSON as before
+    assert [row["key"] for row in rows_of(errors)] == [{"subject": "m0", "session": 3}]
 
 
 def test_the_queue_of_a_schema_holds_the_jobs_of_all_its_tables(lab: Lab) -> None:
