@@ -90,7 +90,11 @@ class Stop:
     def _handle(self, number: int, frame: FrameType | None) -> None:
         if number != _INTERRUPT:
             self.requested = number
-        if self._interruptible:
+        if not self._interruptible:
+            return
+        if _fork.under_way:
+            _fork.missed = True
+        else:
             self._check_all()
 
     def _check_all(self) -> None:
@@ -151,19 +155,47 @@ def _raise_in_thread(thread: int, error: type[BaseException] | None) -> None:
 
 
 _active: Stop | None = None
-_forking = threading.local()
+
+
+class _Fork(threading.local):
+    """The fork that this thread is making. What a handler raises meanwhile, Python ignores."""
+
+    under_way = False
+    #: Whether a handler was called that would have raised.
+    missed = False
+    mask: set[int] = set()
+
+
+_fork = _Fork()
 
 
 def _hold_signals() -> None:
     """A signal that reached a new process before it has its own handlers would be lost on it."""
     if _active is not None:
-        _forking.mask = signal.pthread_sigmask(signal.SIG_BLOCK, _OURS)
+        _fork.under_way = True
+        _fork.mask = signal.pthread_sigmask(signal.SIG_BLOCK, ())
+        signal.pthread_sigmask(signal.SIG_BLOCK, _OURS)
 
 
 def _let_signals_in() -> None:
-    mask, _forking.mask = getattr(_forking, "mask", None), None
-    if mask is not None:
-        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+    if _fork.under_way:
+        try:
+            signal.pthread_sigmask(signal.SIG_SETMASK, _fork.mask)
+        finally:
+            _fork.under_way = False
+
+
+def _let_signals_in_parent() -> None:
+    _let_signals_in()
+    if _fork.missed:
+        _fork.missed = False
+        start_thread(_remind)
+
+
+def _remind() -> None:
+    """Have the handler called again when the fork is over."""
+    time.sleep(0.01)
+    signal.pthread_kill(threading.main_thread().ident or 0, _INTERRUPT)
 
 
 def _forget_in_child() -> None:
@@ -176,7 +208,7 @@ def _forget_in_child() -> None:
     _let_signals_in()
 
 
-os.register_at_fork(before=_hold_signals, after_in_parent=_let_signals_in, after_in_child=_forget_in_child)
+os.register_at_fork(before=_hold_signals, after_in_parent=_let_signals_in_parent, after_in_child=_forget_in_child)
 
 
 def start_thread(target: Callable[..., None], *arguments: Any) -> None:

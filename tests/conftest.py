@@ -16,7 +16,7 @@ os.environ["DJ_IGNORE_CONFIG_FILE"] = "true"
 os.environ.setdefault("DJJOBS_EVENTS", "0")
 
 import datajoint as dj
-import newborn  # noqa: F401 - before djjobs
+import forks  # noqa: F401 - before djjobs
 import pytest
 import quiet
 import servers

@@ -8,12 +8,13 @@ import re
 import secrets
 import signal
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import datajoint as dj
-import newborn
+import forks
 import pytest
 from helpers import wait_for
 from pipelines import job_counts
@@ -403,7 +404,7 @@ def test_a_process_that_make_starts_can_be_ended_from_its_very_beginning(squares
 
     def make(self: Any, key: dict[str, Any]) -> None:
         child = context.Process(target=os._exit, args=(0,))
-        with newborn.does_first(lambda: os.kill(os.getpid(), signal.SIGTERM)):
+        with forks.child_does_first(lambda: os.kill(os.getpid(), signal.SIGTERM)):
             child.start()
         child.join()
         assert child.exitcode == -signal.SIGTERM
@@ -414,19 +415,24 @@ def test_a_process_that_make_starts_can_be_ended_from_its_very_beginning(squares
 
 
 @STOPS
-def test_a_signal_that_comes_while_make_starts_a_process_is_a_stop(squares: Any, number: int, raised: type) -> None:
-    parent = os.getpid()
+def test_a_signal_that_comes_while_make_starts_a_process_stops_it_at_once(
+    squares: Any, number: int, raised: type
+) -> None:
+    went_on = []
 
     def make(self: Any, key: dict[str, Any]) -> None:
         child = multiprocessing.get_context("fork").Process(target=os._exit, args=(0,))
-        with newborn.does_first(lambda: os.kill(parent, number)):
+        with forks.parent_does_last(lambda: os.kill(os.getpid(), number)):
             child.start()
         child.join()
-        insert_square(self, key)
+        for _ in range(400):
+            time.sleep(0.05)
+        went_on.append(key)
 
     Square = squares(2, make)
     with pytest.raises(raised):
         Square.populate(reserve_jobs=True)
+    assert not went_on
     assert statuses(Square) == {1: "scheduled", 2: "scheduled"}
 
 
