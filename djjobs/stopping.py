@@ -173,6 +173,7 @@ def _hold_signals() -> None:
     """A signal that reached a new process before it has its own handlers would be lost on it."""
     if _active is not None:
         _fork.under_way = True
+        # Remembered before it is changed: the change may end in what a handler of the caller's raises.
         _fork.mask = signal.pthread_sigmask(signal.SIG_BLOCK, ())
         signal.pthread_sigmask(signal.SIG_BLOCK, _OURS)
 
