@@ -268,9 +268,19 @@ def key_json(key: dict[str, Any]) -> str:
     return json.dumps(ordered, default=plain, ensure_ascii=False)
 
 
+class _AnyBlob(blob.Blob):
+    """0.14 refuses texts where ``dj.config["enable_python_native_blobs"]`` is off, but in its own `~jobs` has them.
+
+    It turns the setting on for the moment; that would reach other threads, too.
+    """
+
+    def set_dj0(self) -> None:
+        self.protocol = b"dj0\0"
+
+
 def pack(value: Any) -> bytes:
-    """What DataJoint would store in a blob column."""
-    return blob.pack(value)
+    """What DataJoint would store in a blob column of `~jobs`."""
+    return _AnyBlob().pack(value, compress=True)
 
 
 def unpack(value: bytes) -> Any:
