@@ -172,6 +172,16 @@ class _Classic:
 
         JobTable.__init__, JobTable.insert1, JobTable._djjobs = __init__, insert1, True
 
+    # -- the queues that DataJoint 2 itself keeps ---------------------------------------------------------
+
+    def natively_queued(self, connection: Any, database: str) -> list[str]:
+        """The names of the tables of a schema that have a queue of DataJoint's own beside `~jobs`."""
+        return []
+
+    def native_queue(self, connection: Any, database: str, table_name: str) -> tuple[Table, Table] | None:
+        """A table and that queue; None if there is none."""
+        return None
+
 
 class _Modern(_Classic):
     """DataJoint 2.x."""
@@ -236,6 +246,125 @@ class _Modern(_Classic):
 
     def let_legacy_tables_share(self, upgraded: Callable[[Any], bool], declare: Callable[[Any, str], None]) -> None:
         """2.x keeps the queues of tables without the mixin in tables of their own."""
+
+    def natively_queued(self, connection: Any, database: str) -> list[str]:
+        """The names of the tables of a schema that have a queue of DataJoint's own beside `~jobs`."""
+        return []
+
+    def native_queue(self, connection: Any, database: str, table_name: str) -> tuple[Table, Table] | None:
+        """A table and that queue; None if there is none."""
+        return None
+
+
+class _Modern(_Classic):
+    """DataJoint 2.x."""
+
+    config = _ModernConfig()  # type: ignore[assignment]
+    types = {
+        "small": "int16",
+        "whole": "int32",
+        "big": "int64",
+        "real": "float64",
+        "blob": "<blob>",
+        "json": "json",
+    }
+
+    def backend(self, connection: Any) -> str:
+        return connection.adapter.backend
+
+    def configured_backend(self) -> str:
+        return dj.config["database.backend"]
+
+    def quote(self, connection: Any, name: str) -> str:
+        return connection.adapter.quote_identifier(name)
+
+    def keys(self, expression: Any, **options: Any) -> list[dict[str, Any]]:
+        return expression.keys(**options)
+
+    def dicts(self, expression: Any, **options: Any) -> list[dict[str, Any]]:
+        return expression.to_dicts(**options)
+
+    def decode(self, attribute: Any, value: Any, connection: Any) -> Any:
+        from datajoint.codecs import decode_attribute
+
+        return decode_attribute(attribute, value, connection=connection)
+
+    def reconnect(self, connection: Any) -> None:
+        connection.connect()
+
+    def put_on(self, table: Table, connection: Any) -> None:
+        table._connection = connection
+
+    def master_of(self, full_table_name: str) -> str | None:
+        from datajoint.dependencies import extract_master
+
+        return extract_master(full_table_name)
+
+    def column_sql(self, definition: str, connection: Any) -> list[str]:
+        from datajoint.declare import prepare_declare
+
+        return prepare_declare(definition, {}, connection.adapter)[2]
+
+    def default_priority(self, connection: Any) -> int:
+        return connection._config.jobs.default_priority
+
+    def refresh_by_default(self, connection: Any) -> bool:
+        return connection._config.jobs.auto_refresh
+
+    def keeps_completed(self, connection: Any) -> bool:
+        return connection._config.jobs.keep_completed
+
+    def stale_timeout(self, connection: Any) -> float:
+        return float(connection._config.jobs.stale_timeout)
+
+    def version_method(self, connection: Any) -> str:
+        method = connection._config.jobs.version_method
+        return "" if method in (None, "none") else method
+
+    def job_version(self) -> str:
+        from datajoint.jobs import _get_job_version
+
+        return _get_job_version()
+
+    def declared_type(self, attribute: Any) -> str:
+        return attribute.original_type or attribute.type
+
+    def list_jobs_of_schema(self, ours: Callable[[Any], list[Any]]) -> None:
+        """Let ``schema.jobs`` list what `ours` gives, in place of DataJoint's own queues of the same tables."""
+        from datajoint.schemas import _Schema
+
+        native = _Schema.jobs.fget
+
+        def jobs(schema: Any) -> list[Any]:
+            found = native(schema)
+            views = ours(schema)
+            known = {view.target.full_table_name for view in views}
+            return [job for job in found if job.target.full_table_name not in known] + views
+
+        _Schema.jobs = property(jobs, doc=_Schema.jobs.__doc__)
+
+    def mark_json(self, table: Table, names: tuple[str, ...]) -> None:
+        """2.x knows JSON columns by their comment, on MariaDB too."""
+
+    def let_legacy_tables_share(self, upgraded: Callable[[Any], bool], declare: Callable[[Any, str], None]) -> None:
+        """2.x keeps the queues of tables without the mixin in tables of their own."""
+
+    def natively_queued(self, connection: Any, database: str) -> list[str]:
+        names = {name for (name,) in connection.query(connection.adapter.list_tables_sql(database))}
+        return sorted(name for name in names if name.startswith("_") and _native_name(name) in names)
+
+    def native_queue(self, connection: Any, database: str, table_name: str) -> tuple[Table, Table] | None:
+        from datajoint.table import FreeTable
+
+        def table(name: str) -> Table:
+            return FreeTable(connection, connection.adapter.make_full_table_name(database, name))
+
+        native = table(_native_name(table_name))
+        return (table(table_name), native) if native.is_declared else None
+
+
+def _native_name(table_name: str) -> str:
+    return f"~~{table_name.lstrip('_')}"
 
 
 def _generation() -> _Classic:

@@ -1,4 +1,4 @@
-"""Migration: a `~jobs` that DataJoint 0.14 made becomes a queue, in place and with every row."""
+"""Migration: what DataJoint recorded in queues of its own comes into ours, in place where these were `~jobs`."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ import datajoint as dj
 from .compat import datajoint_api, key_json, unpack
 from .database import explained
 from .errors import DjJobsError
+from .keys import Keys
+from .native import in_words, take_over
 from .queue import Queue, version_of
 from .tables import VERSION_MARK, Jobs, job_columns
 
@@ -19,10 +21,18 @@ logger = logging.getLogger("djjobs")
 
 
 def migrate(schema: Any) -> int:
-    """Upgrade the `~jobs` of a schema that DataJoint 0.14 made.
+    """Bring along what DataJoint's own queues of a schema hold.
 
-    Every row is kept, with its key as JSON. Nothing happens if the queue is up to date, so it can
-    be run any number of times. Workers of tables without the mixin may go on meanwhile.
+    A `~jobs` that DataJoint 0.14 made is upgraded in place. Every row is kept, with its key as JSON. Nothing happens
+    if the queue is up to date, so it can be run any number of times. Workers of tables without the mixin may go on
+    meanwhile.
+
+    Of the queues `~~name` that DataJoint 2 keeps, jobs are copied whose key is not in the queue: those that are to be
+    ignored, have failed or are pending, and those that succeeded and whose result is there. Reserved jobs are left to
+    their workers, and so are pending and failed ones whose result is there by now. If classes of this schema are
+    imported, only those with the mixin count; if none is, as on the command line, every table that has such a queue.
+    (The first use of a table's queue does the same for that table. Jobs that were removed from the queue since come
+    back only if this is run again.)
 
     Parameters
     ----------
@@ -32,7 +42,7 @@ def migrate(schema: Any) -> int:
     Returns
     -------
     int
-        How many rows were converted.
+        How many rows were converted or copied.
     """
     connection = getattr(schema, "connection", None) or dj.conn()
     database = getattr(schema, "database", schema)
@@ -42,8 +52,32 @@ def migrate(schema: Any) -> int:
         queue = Queue(connection, database)
         with queue.db.locked(f"djjobs {database}"):
             converted = _upgrade(queue) if queue.jobs.is_declared else 0
-        Queue.of(connection, database)
-        return converted
+        return converted + _bring_native_jobs(Queue.of(connection, database))
+
+
+def _bring_native_jobs(queue: Queue) -> int:
+    brought = 0
+    for table_name, cls in _natively_queued(queue).items():
+        keys = Keys(cls(), (), queue.engine) if cls else None
+        with queue.db.locked(f"djjobs {queue.database}"):
+            counts = take_over(queue, table_name, keys)
+        if counts:
+            logger.info("`%s`.`%s`: %s were copied", queue.database, table_name, in_words(counts))
+        brought += sum(counts.values())
+    return brought
+
+
+def _natively_queued(queue: Queue) -> dict[str, Any]:
+    """The tables that have a queue of DataJoint's own and get ours, with their classes where these are known."""
+    from .mixin import JobsMixin
+    from .pipeline import classes_of
+
+    connection = queue.db.connection
+    names = datajoint_api.natively_queued(connection, queue.database)
+    known = {cls.table_name: cls for cls in classes_of(connection, queue.database)}
+    if not known:
+        return dict.fromkeys(names)
+    return {name: known[name] for name in names if name in known and issubclass(known[name], JobsMixin)}
 
 
 def _upgrade(queue: Queue) -> int:

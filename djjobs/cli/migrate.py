@@ -1,4 +1,4 @@
-"""`djjobs migrate`: the upgrade of an old `~jobs`."""
+"""`djjobs migrate`: what DataJoint's own queues hold comes into ours."""
 
 from __future__ import annotations
 
@@ -14,9 +14,11 @@ from .base import connect
 @click.command()
 @click.argument("schema", shell_complete=completion.schemas)
 def migrate(schema: str) -> None:
-    """Upgrade the ~jobs of SCHEMA that DataJoint 0.14 made.
+    """Bring along what DataJoint's own queues of SCHEMA hold.
 
-    Every row is kept. It can be run again at any time.
+    A ~jobs that DataJoint 0.14 made is upgraded and keeps every row. From the queues of DataJoint 2, a table ~~name for
+    each table, jobs are copied that ~jobs does not have; these queues stay as they are. It can be run again at any
+    time.
 
     \b
     Example:
@@ -26,4 +28,4 @@ def migrate(schema: str) -> None:
     if schema not in dj.list_schemas():
         raise DjJobsError(f"There is no schema {schema!r} here. Those there are: {', '.join(dj.list_schemas())}.")
     converted = migrate_schema(schema)
-    click.echo(f"{schema}: the queue is up to date; {converted} rows were converted.")
+    click.echo(f"{schema}: the queue is up to date; {converted} rows were converted or copied.")

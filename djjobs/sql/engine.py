@@ -15,6 +15,7 @@ from collections.abc import Mapping
 from typing import Any, ClassVar
 
 from .jobs import JobStatements
+from .native import NativeStatements
 from .runs import RunStatements
 from .schedules import ScheduleStatements
 from .workers import WorkerStatements
@@ -25,7 +26,7 @@ _DATE = re.compile(r"\d{4}-\d\d-\d\d")
 _DATETIME = re.compile(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d")
 
 
-class Engine(JobStatements, RunStatements, WorkerStatements, ScheduleStatements, ABC):
+class Engine(JobStatements, RunStatements, WorkerStatements, ScheduleStatements, NativeStatements, ABC):
     """One database engine: its statements, its JSON and hash expressions, its kinds of error."""
 
     now: ClassVar[str]
