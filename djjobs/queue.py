@@ -58,9 +58,10 @@ class Queue:
         settings.insist_on_environment()
         # DataJoint's connections compare by value and cannot be keys of a dictionary.
         queues = connection.__dict__.setdefault("_djjobs_queues", {})
-        queue = queues.get(database) or cls(connection, database)
+        queue = queues.get(database)
         with explained(connection, f"`{database}`.`~jobs`", "use the queue"):
-            if database not in queues or not queue.db.retry(lambda: queue.jobs.is_declared):
+            # The schema may have been dropped since, and somebody may just be declaring its new queue.
+            if queue is None or not queue._is_complete():
                 queue = cls(connection, database)
                 queue.db.retry(queue._find_or_declare)
         queues[database] = queue
@@ -77,25 +78,35 @@ class Queue:
         datajoint_api.mark_json(self.runs, Runs.json_columns)
 
     def _is_complete(self) -> bool:
-        others = self.control.is_declared and self.workers.is_declared and self.runs.is_declared
-        return others and self.jobs.is_declared and version_of(self.jobs) != "unfinished"
+        found = self._find_tables()
+        return len(found) == len(self._tables) and found[Jobs._name] == VERSION_MARK
+
+    def _find_tables(self) -> dict[str, str]:
+        """Those of the queue's tables that are there at this moment, with their comments."""
+        names = tuple(table._name for table in self._tables.values())
+        return dict(self.db.execute(self.engine.find_tables, schema=self.database, names=names).fetchall())
 
     def _declare(self) -> None:
-        if self.jobs.is_declared and version_of(self.jobs) == "unfinished":
+        found = self._find_tables()
+        if found.get(Jobs._name) == UNFINISHED_MARK:
             # Whoever declared it died on the way; nobody can have put a job into it.
             self.jobs.drop_quick()
-        if not self.runs.is_declared:
-            # Before `~jobs`, whose comment says when all is there.
-            self.declare(self.runs)
-        if not self.jobs.is_declared:
-            self.jobs = Jobs(self.db.connection, self.database)
-            self.jobs.declare()
-            columns = ", ".join(f"MODIFY {column}" for column in job_columns(self.db.connection, self.engine).values())
-            self.db.execute(self.sql(self.engine.after_declare, modify_columns=columns, comment=VERSION_MARK))
-            self.jobs = Jobs(self.db.connection, self.database)
-        for table in (self.control, self.workers):
-            if not table.is_declared:
+            del found[Jobs._name]
+        elif Jobs._name in found:
+            self._insist_on_version()
+        for table in (self.runs, self.control, self.workers):
+            if table._name not in found:
                 self.declare(table)
+        if Jobs._name not in found:
+            # The last one: its comment says when all is there.
+            self._declare_jobs()
+
+    def _declare_jobs(self) -> None:
+        self.jobs = Jobs(self.db.connection, self.database)
+        self.jobs.declare()
+        columns = ", ".join(f"MODIFY {column}" for column in job_columns(self.db.connection, self.engine).values())
+        self.db.execute(self.sql(self.engine.after_declare, modify_columns=columns, comment=VERSION_MARK))
+        self.jobs = Jobs(self.db.connection, self.database)
 
     def declare(self, table: QueueTable) -> None:
         """Declare a table that belongs to the queue and has texts of any language."""
@@ -134,13 +145,12 @@ class Queue:
 
     def sql(self, statement: str, **parts: str) -> str:
         """A statement of the engine, with this queue's tables."""
-        tables = {
-            "jobs": self.jobs.full_table_name,
-            "control": self.control.full_table_name,
-            "workers": self.workers.full_table_name,
-            "runs": self.runs.full_table_name,
-        }
+        tables = {name: table.full_table_name for name, table in self._tables.items()}
         return self.engine.render(statement, **{**tables, **parts})
+
+    @property
+    def _tables(self) -> dict[str, QueueTable]:
+        return {"jobs": self.jobs, "control": self.control, "workers": self.workers, "runs": self.runs}
 
     def execute(self, statement: str, **parameters: Any) -> Any:
         return self.db.execute(self.sql(statement), **parameters)

@@ -34,6 +34,8 @@ class Engine(JobStatements, RunStatements, WorkerStatements, ScheduleStatements,
     user: ClassVar[str]
     #: Begins a transaction whose locking reads lock only the rows they return.
     begin: ClassVar[tuple[str, ...]]
+    #: Which tables of these names a schema has, and the comment of each.
+    find_tables: ClassVar[str]
     #: Run once after `~jobs` was declared: what a DataJoint definition cannot say.
     after_declare: ClassVar[str]
     #: Run once after another table was declared, so that its texts can be of any language and differ by every letter.

@@ -42,6 +42,9 @@ class MySQL(Engine):
     # Under REPEATABLE READ a locking read locks the gaps too and keeps others from inserting.
     begin = ("SET TRANSACTION ISOLATION LEVEL READ COMMITTED", "START TRANSACTION")
 
+    find_tables = """
+        SELECT table_name, table_comment FROM information_schema.tables
+        WHERE table_schema = %(schema)s AND table_name IN %(names)s"""
     # The schema's default may be latin1, and a comparison across character sets uses no index.
     ascii = "CHARACTER SET ascii COLLATE ascii_bin"
     unicode = "CHARACTER SET utf8mb4"

@@ -50,6 +50,10 @@ class PostgreSQL(Engine):
     uptime = "SELECT 'Uptime', EXTRACT(epoch FROM clock_timestamp() - pg_postmaster_start_time())"
     notify = "SELECT pg_notify('djjobs', %(schema)s)"
     listen = "LISTEN djjobs"
+    find_tables = """
+        SELECT relname, obj_description(pg_class.oid, 'pg_class')
+        FROM pg_class JOIN pg_namespace ON pg_namespace.oid = relnamespace
+        WHERE nspname = %(schema)s AND relname IN %(names)s"""
     after_declare = "COMMENT ON TABLE {jobs} IS '{comment}'"
     begin = ("BEGIN ISOLATION LEVEL READ COMMITTED",)
 
