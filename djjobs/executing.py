@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from .claiming import Job
-from .errors import DjJobsError, JobCancelled, JobTimeout, LeaseLost
+from .errors import JobCancelled, JobTimeout, LeaseLost
 from .finishing import Failure, Finisher
 from .run_hooks import RunHooks
 from .running import CurrentJob, Desk
@@ -32,7 +32,7 @@ class Outcome:
 
     key: dict[str, Any]
     made: bool
-    error: Exception | None = None
+    error: BaseException | None = None
     message: str = ""
     retry_in: float | None = None
     cancelled: bool = False
@@ -42,6 +42,11 @@ class Outcome:
     def stays_an_error(self) -> bool:
         """Whether the job failed and nobody will try it again."""
         return self.error is not None and self.retry_in is None and not isinstance(self.error, LeaseLost)
+
+    def error_to_raise(self, suppress_errors: bool) -> BaseException | None:
+        """What a populate raises because of this job. As in DataJoint, SystemExit is not suppressed."""
+        suppressed = suppress_errors and isinstance(self.error, (Exception, KeyboardInterrupt))
+        return None if suppressed or self.retry_in is not None else self.error
 
 
 class Executor:
@@ -67,26 +72,12 @@ class Executor:
             current._find_run = lambda: self.runs.of(job)
             try:
                 return self._make(job, current, stop)
-            except Exception as raised:
+            except BaseException as raised:
                 if stop.requested is not None:
-                    # The stop broke the connection first, and DataJoint stumbled over that.
+                    # It is the stop itself, or DataJoint stumbled over the connection that the stop broke first.
                     self._give_back_after_stop(job)
                     stop.check()
-                if stop.interrupted_by is None:
-                    self._queue.db.roll_back()
-                    return self._end(job, raised, time.monotonic() - started)
-                # It is the interrupt itself, or what the driver says of the statement that it broke.
-                self._desk.has_yielded()
-                self._queue.db.reconnect()
-                interruption = self._interruption(stop.interrupted_by, job).with_traceback(raised.__traceback__)
-                return self._end(job, interruption, time.monotonic() - started)
-            except BaseException as ended:
-                if stop.requested is None and isinstance(ended, (SystemExit, KeyboardInterrupt)):
-                    # make() itself wants to leave, and would at every try.
-                    self._queue.db.roll_back()
-                    return self._end(job, _left(ended), time.monotonic() - started)
-                self._give_back_after_stop(job)
-                raise
+                return self._end(job, self._error_after(raised, job, stop), time.monotonic() - started)
 
     def _make(self, job: Job, current: CurrentJob, stop: Stop) -> Outcome:
         started = time.monotonic()
@@ -114,6 +105,21 @@ class Executor:
             return Outcome(job.key, made, seconds=elapsed())
         raise AssertionError("not reached")
 
+    def _error_after(self, raised: BaseException, job: Job, stop: Stop) -> BaseException:
+        """What the job failed with. What make() raises is its error, whatever the class; the connection works again."""
+        db = self._queue.db
+        if stop.interrupted_by is not None:
+            # It is the interrupt itself, or what the driver says of the statement that it broke.
+            self._desk.has_yielded()
+            db.reconnect()
+            return self._interruption(stop.interrupted_by, job).with_traceback(raised.__traceback__)
+        if isinstance(raised, Exception):
+            db.roll_back()
+        else:
+            # A KeyboardInterrupt by a handler of make()'s own may have come in the middle of an answer.
+            db.reconnect()
+        return raised
+
     def _interruption(self, kind: type[Exception], job: Job) -> Exception:
         name = type(self._table).__name__
         if kind is JobTimeout:
@@ -127,7 +133,7 @@ class Executor:
         except Exception as error:
             logger.warning("%s could not be given back; its lease will end: %s", job.key, error)
 
-    def _end(self, job: Job, error: Exception, seconds: float) -> Outcome:
+    def _end(self, job: Job, error: BaseException, seconds: float) -> Outcome:
         message = describe(error)
         try:
             if isinstance(error, JobCancelled):
@@ -137,8 +143,13 @@ class Executor:
                 wait = self.finisher.policy.wait_after_error(error, job)
                 kind = "timeout" if isinstance(error, JobTimeout) else "error"
                 stack = "".join(traceback.format_exception(error))
-                if self.finisher.failed(job, Failure(kind, message, stack, seconds), wait) == "cancelled":
+                status = self.finisher.failed(job, Failure(kind, message, stack, seconds), wait)
+                if status == "cancelled":
                     return self._cancelled(job, message, seconds)
+                if status == "success" and isinstance(error, Exception):
+                    name = type(self._table).__name__
+                    logger.info("%s %s: somebody else made it meanwhile; here: %s", name, job.key, message)
+                    return Outcome(job.key, made=False, seconds=seconds)
                 return Outcome(job.key, made=False, error=error, message=message, retry_in=wait, seconds=seconds)
         except LeaseLost as lost:
             error, message = lost, describe(lost)
@@ -155,11 +166,6 @@ def clean_up_after(table: Any, key: dict[str, Any]) -> None:
         table.on_cancel(key)
     except Exception:
         logger.exception("on_cancel of %s failed for %s", type(table).__name__, key)
-
-
-def _left(ended: BaseException) -> Exception:
-    error = DjJobsError(f"make() wanted to end its process: {describe(ended)}")
-    return error.with_traceback(ended.__traceback__)
 
 
 def describe(error: BaseException) -> str:

@@ -122,8 +122,17 @@ class Finisher:
     # -- failure ---------------------------------------------------------------------------------------
 
     def failed(self, job: Job, failure: Failure, wait: float | None) -> str:
-        """End an attempt: the job is an error, or is tried again after `wait` seconds; return its status after that."""
-        return self.queue.db.retry(lambda: self._fail(job, failure, wait))
+        """End an attempt: the job is an error, or is tried again after `wait` seconds; return its status after that.
+
+        It is a success if somebody who does not heed our claims, such as DataJoint itself, made the key meanwhile.
+        """
+        try:
+            return self.queue.db.retry(lambda: self._fail(job, failure, wait, self._is_made))
+        except Exception as error:
+            if isinstance(error, LeaseLost) or self.queue.db.is_transient(error):
+                raise
+            # The target cannot be looked at, which may be why make() failed.
+            return self.queue.db.retry(lambda: self._fail(job, failure, wait, lambda _job: False))
 
     def killed(self, job: Job, failure: Failure) -> str | None:
         """The slot was killed because make() did not heed its time-out; return as `crashed` does."""
@@ -156,19 +165,24 @@ class Finisher:
             with self.queue.db.transaction():
                 statement = self.queue.engine.look_at_dead_claim
                 row = self.queue.execute(statement, **self._token(job)).fetchone() if is_dead() else None
-                return None if row is None else self._end_attempt(job, failure, row, wait_after)
+                return None if row is None else self._end_attempt(job, failure, row, wait_after, self._is_made)
 
         return self.queue.db.retry(end)
 
-    def _fail(self, job: Job, failure: Failure, wait: float | None) -> str:
+    def _fail(self, job: Job, failure: Failure, wait: float | None, is_made: Callable[[Job], bool]) -> str:
         with self.queue.db.transaction():
             row = self.queue.execute(self.queue.engine.look_at_claim, **self._token(job)).fetchone()
             if row is None:
                 raise self._lost(job)
-            return self._end_attempt(job, failure, row, lambda _attempts: wait)
+            return self._end_attempt(job, failure, row, lambda _attempts: wait, is_made)
 
     def _end_attempt(
-        self, job: Job, failure: Failure, row: Any, wait_after: Callable[[list[dict[str, Any]]], float | None]
+        self,
+        job: Job,
+        failure: Failure,
+        row: Any,
+        wait_after: Callable[[list[dict[str, Any]]], float | None],
+        is_made: Callable[[Job], bool],
     ) -> str:
         """End an attempt of the job with this row, which is locked; return the job's status after that."""
         queue, engine, token = self.queue, self.queue.engine, self._token(job)
@@ -176,7 +190,7 @@ class Finisher:
         if cancel_request:
             queue.execute(engine.cancel_claimed, **token)
             return "cancelled"
-        if failure.kind == "crash" and self._is_made(job):
+        if failure.kind != "timeout" and is_made(job):
             self._complete(job, None)
             return "success"
         attempts = json.loads(stored) if isinstance(stored, str) else stored or []

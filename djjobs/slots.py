@@ -378,12 +378,14 @@ def _die_with(supervisor: int) -> None:
             os._exit(1)
 
 
-def picklable(error: Exception) -> Exception:
+def picklable(error: BaseException) -> BaseException:
     """The error itself if it survives the way to another process, else its words."""
     try:
         pickle.loads(pickle.dumps(error))
     except Exception:
-        return DjJobsError(f"{type(error).__name__}: {error}")
+        # One that ends the process is to end the other one, too.
+        kind = SystemExit if isinstance(error, SystemExit) else DjJobsError
+        return kind(f"{type(error).__name__}: {error}")
     return error
 
 
