@@ -30,6 +30,7 @@ from .schedules import (
 )
 from .settings import settings
 from .status import status
+from .views import list_in_schemas
 
 __all__ = [
     "Computed",
@@ -62,4 +63,5 @@ __all__ = [
 ]
 
 share_with_legacy_tables()
+list_in_schemas()
 watch()

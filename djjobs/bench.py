@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from .claiming import Claims
+from .compat import datajoint_api
 from .database import Database, explained
 from .errors import DjJobsError
 from .finishing import Finisher
@@ -90,8 +91,12 @@ class Bench:
             Claims(queue, keys, options.order)
             return cls(table, number, queue, keys, table._finisher(queue, keys))
 
-    def schedule(self, at_once: bool) -> None:
-        self.table._schedule(self.queue, self.keys, interval=0 if at_once else None)
+    def schedule(self, at_once: bool) -> bool:
+        """Schedule, unless that is left to people; whether it was limited, because somebody had done so just before."""
+        if not datajoint_api.refresh_by_default(self.table.connection):
+            return False
+        interval = 0 if at_once else None
+        return self.table._schedule(self.queue, self.keys, interval=interval, take_along=False).rate_limited
 
     def has_retries(self) -> bool:
         """Whether jobs wait for their next try."""

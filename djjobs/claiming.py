@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 import secrets
 import time
@@ -10,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from .errors import DjJobsError
-from .identity import Claimant
+from .identity import Claimant, version_metadata
 from .keys import Keys
 from .queue import Queue
 
@@ -53,6 +54,8 @@ class Claims:
         Leave jobs alone whose priority number is higher than this.
     claimant : Claimant, optional
         In whose name to claim. Defaults to a worker of its own.
+    automatic : bool
+        Whether to take jobs, too, that only an event has put there. Defaults to True.
     """
 
     def __init__(
@@ -62,6 +65,7 @@ class Claims:
         order: str = "original",
         priority: int | None = None,
         claimant: Claimant | None = None,
+        automatic: bool = True,
     ) -> None:
         if order not in ORDERS:
             raise DjJobsError(f"Unknown order {order!r} for {keys.label}. Choose one of {', '.join(ORDERS)}.")
@@ -70,7 +74,11 @@ class Claims:
         self.claimant = claimant or Claimant()
         # A retry's turn is its priority less a thousand.
         within = " AND ({job}turn BETWEEN 0 AND %(priority)s OR {job}turn <= %(priority)s - 1000)"
-        self._only = "" if priority is None else within
+        self._asked_for = "" if automatic else queue.engine.not_automatic
+        self._only = ("" if priority is None else within) + (f" {self._asked_for}" if self._asked_for else "")
+        metadata = version_metadata(keys.table)
+        self._reserve = queue.sql(queue.engine.reserve, versioned=queue.engine.with_version if metadata else "")
+        self._metadata = json.dumps(metadata)
 
     def take(self, count: int) -> list[Job]:
         """Claim up to `count` jobs. None at all means that there are none to be had now."""
@@ -116,7 +124,8 @@ class Claims:
                     # Looked up by their hashes, they come in the order of these.
                     rows = sorted(rows, key=lambda row: parameters["hashes"].index(row[0]))
                 hashes = tuple(row[0] for row in rows)
-                queue.execute(queue.engine.reserve, table=self.table_name, hashes=hashes, **token, **queue.signature())
+                parameters = {"table": self.table_name, "hashes": hashes, "metadata": self._metadata}
+                queue.db.execute(self._reserve, **parameters, **token, **queue.signature())
         except Exception as error:
             if queue.db.is_transient(error):
                 # The commit may have got through before the connection broke.
@@ -136,7 +145,9 @@ class Claims:
             if self._order == "random":
                 yield from self._picks_at_random(turn, left)
             direction = "DESC" if self._order == "reverse" else "ASC"
-            yield self._queue.sql(self._queue.engine.pick_in_order, direction=direction), {"turn": turn}
+            asked_for = self._asked_for.format(job="")
+            pick = self._queue.sql(self._queue.engine.pick_in_order, direction=direction, asked_for=asked_for)
+            yield pick, {"turn": turn}
             turn = self._first_turn(turn)
 
     def _first_turn(self, floor: int) -> int | None:
@@ -161,7 +172,8 @@ class Claims:
         queue = self._queue
         for more in (_FEW_MORE, _MANY_MORE):
             place = {"turn": turn, "start": secrets.token_hex(16), "window": left() + more, "count": left()}
-            rows = queue.execute(queue.engine.find_near, **self._parameters(**place)).fetchall()
+            find = queue.sql(queue.engine.find_near, asked_for=self._asked_for.format(job="near."))
+            rows = queue.db.execute(find, **self._parameters(**place)).fetchall()
             if rows:
                 yield queue.sql(queue.engine.pick_these), {"hashes": tuple(row[0] for row in rows)}
 

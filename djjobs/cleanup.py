@@ -22,14 +22,17 @@ logger = logging.getLogger("djjobs")
 _PORTION = 5000
 
 
-def cleanup(queue: Queue, finisher: Finisher, restrictions: tuple[Any, ...] = ()) -> dict[str, int]:
-    """Remove orphaned jobs and put back those of dead workers; return how many of each kind."""
-    keys, join = finisher.keys, ""
-    if restrictions:
-        jobs = queue.jobs & {"table_name": finisher.table_name}
-        join = queue.sql(queue.engine.join_chosen, chosen=keys.held_sql(jobs, restrictions))
+def cleanup(queue: Queue, finisher: Finisher, chosen: str = "") -> dict[str, int]:
+    """Remove orphaned jobs and put back those of dead workers; return how many of each kind.
+
+    Parameters
+    ----------
+    chosen : str
+        SQL of the hashes of the jobs to look at. Defaults to all.
+    """
+    keys, join = finisher.keys, queue.sql(queue.engine.join_chosen, chosen=chosen) if chosen else ""
     # First: the job of a dead worker may be an orphan, too.
-    recovered = recover_once(queue, {finisher.table_name: finisher}, join_chosen=join)
+    recovered = recover_dead(queue, finisher, join)
     orphans = _Removal(queue, finisher, join, queue.engine.find_orphans)
     expired = _Removal(queue, finisher, join, queue.engine.find_expired)
     return {
@@ -38,8 +41,21 @@ def cleanup(queue: Queue, finisher: Finisher, restrictions: tuple[Any, ...] = ()
         "recovered": recovered,
         "expired": expired.run(("success", "error", "cancelled"), made=keys.made_sql),
         # A restriction is about jobs.
-        "runs": 0 if restrictions else _remove_runs(queue, finisher),
+        "runs": 0 if chosen else _remove_runs(queue, finisher),
     }
+
+
+def recover_dead(queue: Queue, finisher: Finisher, join_chosen: str = "") -> int:
+    """Put back the jobs of dead workers; return how many."""
+    return recover_once(queue, {finisher.table_name: finisher}, join_chosen=join_chosen)
+
+
+def remove_stale(queue: Queue, finisher: Finisher, seconds: float) -> int:
+    """Remove jobs older than this whose key has left key_source, but for ignored and running ones; return how many."""
+    engine = queue.engine
+    old = engine.render(engine.created_before, age=engine.seconds("%(age)s"))
+    stale = _Removal(queue, finisher, "", engine.find_orphans, also=old, age=seconds)
+    return stale.run(("scheduled", "error", "cancelled", "success"), living=finisher.keys.chosen_sql)
 
 
 def _remove_runs(queue: Queue, finisher: Finisher) -> int:
@@ -56,16 +72,20 @@ def _remove_runs(queue: Queue, finisher: Finisher) -> int:
 class _Removal:
     """Finds jobs by one statement and removes them by key, after the table's `before_delete`."""
 
-    def __init__(self, queue: Queue, finisher: Finisher, join: str, find: str) -> None:
-        self._queue, self._finisher, self._join, self._find = queue, finisher, join, find
+    def __init__(
+        self, queue: Queue, finisher: Finisher, join: str, find: str, also: str = "", **parameters: Any
+    ) -> None:
+        self._queue, self._finisher, self._join, self._find, self._also = queue, finisher, join, find, also
+        self._parameters = {"table": finisher.table_name, "retention": settings.retention, **parameters}
 
     def run(self, statuses: tuple[str, ...], **parts: str) -> int:
         """Remove the jobs of these statuses that the statement finds; return how many."""
         queue, engine, table_name = self._queue, self._queue.engine, self._finisher.table_name
         among = "(" + ", ".join(f"'{status}'" for status in statuses) + ")"
         parts |= {"join_chosen": self._join, "statuses": among, "retention": engine.seconds("%(retention)s")}
+        parts["also"] = self._also
         find, delete = queue.sql(self._find, **parts), queue.sql(engine.delete_orphans, statuses=among)
-        rows = queue.db.execute(find, table=table_name, retention=settings.retention).fetchall()
+        rows = queue.db.execute(find, **self._parameters).fetchall()
         removed = 0
         for first in range(0, len(rows), _PORTION):
             portion = rows[first : first + _PORTION]

@@ -138,6 +138,24 @@ class _Classic:
     def keeps_completed(self, connection: Any) -> bool:
         return False
 
+    def stale_timeout(self, connection: Any) -> float:
+        """How old a job is before `jobs.refresh()` looks whether its key is still there."""
+        return 3600.0
+
+    def version_method(self, connection: Any) -> str:
+        """How DataJoint tells the version of the code; empty if it does not."""
+        return ""
+
+    def job_version(self) -> str:
+        return ""
+
+    def declared_type(self, attribute: Any) -> str:
+        """The type of an attribute as a definition spells it."""
+        return "uuid" if attribute.uuid else attribute.type
+
+    def list_jobs_of_schema(self, ours: Callable[[Any], list[Any]]) -> None:
+        """0.14's ``schema.jobs`` is the one table of all."""
+
     def tables(self, schema: Any) -> list[str]:
         return schema.list_tables()
 
@@ -173,79 +191,6 @@ class _Classic:
         JobTable.__init__, JobTable.insert1, JobTable._djjobs = __init__, insert1, True
 
     # -- the queues that DataJoint 2 itself keeps ---------------------------------------------------------
-
-    def natively_queued(self, connection: Any, database: str) -> list[str]:
-        """The names of the tables of a schema that have a queue of DataJoint's own beside `~jobs`."""
-        return []
-
-    def native_queue(self, connection: Any, database: str, table_name: str) -> tuple[Table, Table] | None:
-        """A table and that queue; None if there is none."""
-        return None
-
-
-class _Modern(_Classic):
-    """DataJoint 2.x."""
-
-    config = _ModernConfig()  # type: ignore[assignment]
-    types = {
-        "small": "int16",
-        "whole": "int32",
-        "big": "int64",
-        "real": "float64",
-        "blob": "<blob>",
-        "json": "json",
-    }
-
-    def backend(self, connection: Any) -> str:
-        return connection.adapter.backend
-
-    def configured_backend(self) -> str:
-        return dj.config["database.backend"]
-
-    def quote(self, connection: Any, name: str) -> str:
-        return connection.adapter.quote_identifier(name)
-
-    def keys(self, expression: Any, **options: Any) -> list[dict[str, Any]]:
-        return expression.keys(**options)
-
-    def dicts(self, expression: Any, **options: Any) -> list[dict[str, Any]]:
-        return expression.to_dicts(**options)
-
-    def decode(self, attribute: Any, value: Any, connection: Any) -> Any:
-        from datajoint.codecs import decode_attribute
-
-        return decode_attribute(attribute, value, connection=connection)
-
-    def reconnect(self, connection: Any) -> None:
-        connection.connect()
-
-    def put_on(self, table: Table, connection: Any) -> None:
-        table._connection = connection
-
-    def master_of(self, full_table_name: str) -> str | None:
-        from datajoint.dependencies import extract_master
-
-        return extract_master(full_table_name)
-
-    def column_sql(self, definition: str, connection: Any) -> list[str]:
-        from datajoint.declare import prepare_declare
-
-        return prepare_declare(definition, {}, connection.adapter)[2]
-
-    def default_priority(self, connection: Any) -> int:
-        return connection._config.jobs.default_priority
-
-    def refresh_by_default(self, connection: Any) -> bool:
-        return connection._config.jobs.auto_refresh
-
-    def keeps_completed(self, connection: Any) -> bool:
-        return connection._config.jobs.keep_completed
-
-    def mark_json(self, table: Table, names: tuple[str, ...]) -> None:
-        """2.x knows JSON columns by their comment, on MariaDB too."""
-
-    def let_legacy_tables_share(self, upgraded: Callable[[Any], bool], declare: Callable[[Any, str], None]) -> None:
-        """2.x keeps the queues of tables without the mixin in tables of their own."""
 
     def natively_queued(self, connection: Any, database: str) -> list[str]:
         """The names of the tables of a schema that have a queue of DataJoint's own beside `~jobs`."""

@@ -67,8 +67,9 @@ class _Courier:
         self._inbox: dict[tuple[Any, str], Change] = {}
         self._connections = _Connections()
         self._agenda = Agenda(self._connections.get)
-        self._started = self._asleep = self._busy = self._at_once = False
-        self._waiting = self._failures_told = 0
+        self._started = self._asleep = self._busy = self._ends = False
+        self._thread: threading.Thread | None = None
+        self._waiting = self._in_a_hurry = self._failures_told = 0
         self._pause = _TOGETHER
 
     def take(self, server: Any, change: Change) -> None:
@@ -76,21 +77,32 @@ class _Courier:
         with self._news:
             merge_into(self._inbox, (server, change.table), change)
             if not self._started:
-                start_thread(self._run)
+                self._thread = start_thread(self._run)
                 # Also in processes of multiprocessing, which do not heed atexit.
                 Finalize(None, self._finish, exitpriority=10)
                 self._started = True
             if self._asleep:
                 self._news.notify_all()
 
-    def flush(self, timeout: float) -> bool:
-        """Wait until everything was acted on; return whether it was, and nothing has failed since the last time."""
+    def flush(self, timeout: float, at_once: bool = False) -> bool:
+        """Wait until everything was acted on; return whether it was, and nothing has failed since the last time.
+
+        Parameters
+        ----------
+        at_once : bool
+            Do what was put off, too, without waiting for its time. Defaults to False.
+        """
+        if self._is_done or threading.current_thread() is self._thread:
+            # A hook that runs in the thread itself would wait for its own end.
+            timeout = 0.0
         deadline = time.monotonic() + timeout
         with self._news:
             self._waiting += 1
+            self._in_a_hurry += at_once
             self._news.notify_all()
             done = self._news.wait_for(lambda: self._is_done, deadline - time.monotonic())
             self._waiting -= 1
+            self._in_a_hurry -= at_once
             failed, self._failures_told = self._agenda.failures > self._failures_told, self._agenda.failures
         return done and not failed
 
@@ -98,8 +110,12 @@ class _Courier:
     def _is_done(self) -> bool:
         return not (self._inbox or self._busy) and self._agenda.is_done
 
+    @property
+    def _is_hurried(self) -> bool:
+        return self._ends or self._in_a_hurry > 0
+
     def _finish(self) -> None:
-        self._at_once = True
+        self._ends = True
         self.flush(_AT_EXIT)
         if not self._is_done:
             logger.warning("The process ends before all changes were acted on; the next scheduling makes good for it.")
@@ -126,7 +142,7 @@ class _Courier:
 
     @property
     def _is_due(self) -> bool:
-        now = float("inf") if self._at_once else time.monotonic()
+        now = float("inf") if self._is_hurried else time.monotonic()
         return not self._agenda.is_done and self._agenda.next_time() <= now
 
     def _collect(self) -> dict[tuple[Any, str], Change]:
@@ -144,7 +160,7 @@ class _Courier:
         try:
             for (server, _), change in inbox.items():
                 self._agenda.add(server, [change])
-            self._agenda.act(self._at_once)
+            self._agenda.act(self._is_hurried)
             if self._agenda.failures > failures:
                 # The next try begins with a new connection.
                 self._connections.close()

@@ -19,13 +19,13 @@ from datajoint.connection import Connection
 from datajoint.table import Table
 
 from .event_thread import courier
-from .outbox import MOST_KEYS, Change, Outbox, server_of
+from .outbox import MOST_KEYS, Change, Outbox, changes_here, server_of
 from .reacting import Agenda
 from .routing import route_over, routed
 from .settings import check_seconds
 from .upstream import registry
 
-__all__ = ["HeldEvents", "flush_events", "tell_of_inserts", "watch"]
+__all__ = ["HeldEvents", "act_now", "flush_events", "tell_of_inserts", "watch"]
 
 logger = logging.getLogger("djjobs")
 
@@ -52,6 +52,14 @@ def flush_events(timeout: float = 30.0) -> bool:
     return courier.flush(check_seconds("timeout of flush_events", timeout))
 
 
+def act_now(timeout: float) -> None:
+    """Have the inserts and deletes made so far in this process acted on before somebody schedules by hand.
+
+    What was put off is done at once: it is not for the crowd that the person waits.
+    """
+    courier.flush(timeout, at_once=True)
+
+
 class HeldEvents:
     """What jobs change over these connections is acted on between jobs, over the same connections.
 
@@ -60,7 +68,7 @@ class HeldEvents:
 
     def __init__(self, connections: Iterable[Any]) -> None:
         self._connections = list(connections)
-        self._agenda = Agenda(self._connect)
+        self._agenda = Agenda(self._connect, by_jobs=True)
         self._acted = time.monotonic()
 
     def __enter__(self) -> HeldEvents:
@@ -186,6 +194,8 @@ def _tell(table: Any, change: Callable[[str, tuple[str, ...]], Change]) -> None:
             return
         connection = routed(table.connection)
         outbox = Outbox.of(connection)
+        if not outbox.held:
+            changes_here[outbox.server] += 1
         if not registry.may_concern(outbox.server, name):
             return
         what = change(name, outbox.primary_key_of(name, table))

@@ -22,7 +22,7 @@ from .queue import Queue
 from .stopping import Stop
 from .tables import ERROR_MESSAGE_LENGTH
 
-__all__ = ["Failure", "Finisher", "release_slot", "storable"]
+__all__ = ["Failure", "Finisher", "release_slot", "storable", "truncated"]
 
 _CUT = "...truncated"
 #: How many attempts a job tells of, and how much of each stack trace: its end, where the error is.
@@ -231,11 +231,8 @@ class Finisher:
         }
 
     def _story(self, failure: Failure) -> dict[str, Any]:
-        message = storable(failure.message)
-        if len(message) > ERROR_MESSAGE_LENGTH:
-            message = message[: ERROR_MESSAGE_LENGTH - len(_CUT)] + _CUT
         return {
-            "message": message,
+            "message": truncated(storable(failure.message)),
             "stack": pack(storable(failure.stack)),
             "duration": failure.duration,
             "metadata": self._metadata(),
@@ -324,6 +321,11 @@ def _end_of_stack(failure: Failure) -> str:
     """The stack trace with not too much of a long message, which would leave no room for it."""
     said = failure.message.partition(": ")[2]
     return failure.stack.replace(said, said[:_MESSAGE_KEPT] + _CUT) if len(said) > _MESSAGE_KEPT else failure.stack
+
+
+def truncated(message: str) -> str:
+    """A message as long as the column holds, as DataJoint cuts it off."""
+    return message if len(message) <= ERROR_MESSAGE_LENGTH else message[: ERROR_MESSAGE_LENGTH - len(_CUT)] + _CUT
 
 
 def storable(text: str) -> str:

@@ -14,7 +14,9 @@ from typing import Any
 
 import datajoint as dj
 
-__all__ = ["Claimant", "claims_of", "cluster_job", "process_id", "run_metadata"]
+from .compat import datajoint_api
+
+__all__ = ["Claimant", "claims_of", "cluster_job", "process_id", "run_metadata", "version_metadata"]
 
 #: So many claims a slot can make before it would use the numbers of the next one.
 _CLAIMS_OF_A_SLOT = 2**40
@@ -79,6 +81,19 @@ def _code_version(folder: str) -> str | None:
     return answer.stdout.strip() or None
 
 
+@cache
+def _job_version(method: str, folder: str) -> str:
+    return datajoint_api.job_version()
+
+
+def version_metadata(table: Any) -> dict[str, str]:
+    """The version of the code as DataJoint 2's ``dj.config.jobs.version_method`` tells it; empty without one."""
+    method = datajoint_api.version_method(table.connection)
+    # Asked for once: a process goes on with the code that it began with.
+    version = _job_version(method, os.getcwd()) if method else ""
+    return {"version": version} if version else {}
+
+
 def run_metadata(table: Any) -> dict[str, Any]:
     """The version of the table's code, and versions and machine around it, as kept with a job."""
     source = getattr(sys.modules.get(type(table).__module__), "__file__", None)
@@ -93,4 +108,5 @@ def run_metadata(table: Any) -> dict[str, Any]:
         "machine": platform.machine(),
         "cpus": os.cpu_count(),
         **cluster,
+        **version_metadata(table),
     }

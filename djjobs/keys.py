@@ -17,7 +17,7 @@ from .errors import DjJobsError
 from .sql import Engine
 from .tables import RESTRICTION_LENGTH
 
-__all__ = ["Keys", "UnfitKey", "table_label"]
+__all__ = ["Keys", "UnfitKey", "hashes_sql", "is_about_jobs", "table_label"]
 
 _KINDS = (
     (r"bool", "bool"),
@@ -37,7 +37,8 @@ def table_label(table: Any) -> str:
     return f"{type(table).__name__} (schema {table.database})"
 
 
-def _is_about_jobs(restriction: Any) -> bool:
+def is_about_jobs(restriction: Any) -> bool:
+    """Whether a restriction is a query on `~jobs`, which chooses by the jobs that it holds."""
     return isinstance(restriction, QueryExpression) and {"table_name", "key_hash"} <= set(restriction.heading.names)
 
 
@@ -46,12 +47,14 @@ def _in_words(restriction: Any) -> str:
         return " ".join(restriction.split())
     if isinstance(restriction, Mapping):
         return str(dict(restriction))
-    return "a query on ~jobs" if _is_about_jobs(restriction) else type(restriction).__name__
+    return "a query on ~jobs" if is_about_jobs(restriction) else type(restriction).__name__
 
 
-def _hashes_sql(jobs: Any) -> str:
+def hashes_sql(jobs: Any, table: Any) -> str:
+    """The hashes of those jobs of a query on `~jobs` that are a table's own."""
+    held = jobs.proj("table_name", "key_hash").make_sql()
     # DISTINCT keeps MySQL from merging the subquery into a statement that changes the same table.
-    return f"SELECT DISTINCT key_hash FROM ({jobs.proj().make_sql()}) AS held"
+    return f"SELECT DISTINCT key_hash FROM ({held}) AS held WHERE held.table_name = '{table.table_name}'"
 
 
 class UnfitKey(dict[str, Any]):
@@ -91,8 +94,8 @@ class Keys:
         self.table = table
         self.label = table_label(table)
         self.engine = engine
-        self._on_keys = [r for r in restrictions if not _is_about_jobs(r)]
-        self._on_jobs = [r for r in restrictions if _is_about_jobs(r)]
+        self._on_keys = [r for r in restrictions if not is_about_jobs(r)]
+        self._on_jobs = [r for r in restrictions if is_about_jobs(r)]
         self._quote = lambda name: datajoint_api.quote(table.connection, name)
         self.target = getattr(table, "target", table)
         self.query = self._key_source()
@@ -104,11 +107,11 @@ class Keys:
             raise DjJobsError(
                 f"{self.label} is restricted. Call the method on the table itself and pass the conditions as arguments."
             )
-        with self._understood():
+        with self.understood():
             return self.table._jobs_to_do(tuple(self._on_keys))
 
     @contextmanager
-    def _understood(self) -> Iterator[None]:
+    def understood(self) -> Iterator[None]:
         """Name the table in what DataJoint says of its key_source or of a restriction."""
         try:
             yield
@@ -136,7 +139,7 @@ class Keys:
         """The keys, one row each."""
         sql = self.query.make_sql()
         if self._on_jobs:
-            among = [f"{self.hash_sql('chosen_key')} IN ({_hashes_sql(jobs)})" for jobs in self._on_jobs]
+            among = [f"{self.hash_sql('chosen_key')} IN ({hashes_sql(jobs, self.table)})" for jobs in self._on_jobs]
             sql = f"SELECT * FROM ({sql}) AS chosen_key WHERE {' AND '.join(among)}"
         return sql
 
@@ -196,20 +199,15 @@ class Keys:
         columns = [self.engine.read_back(json, name, attribute.type) for name, attribute in self.attributes.items()]
         return ", ".join(columns) if all(columns) else ""
 
-    def held_sql(self, jobs: Any, restrictions: tuple[Any, ...]) -> str:
-        """The hashes of the jobs whose own key fits the restrictions, whatever key_source says."""
-        columns = {name: self.engine.from_json(self.engine.key, name, self._kinds[name]) for name in self.attributes}
-        held = jobs.proj(**columns)
-        for name, sql in columns.items():
-            # With the type of the table's own attribute, a restriction means the same as on the table.
-            held.heading._attributes[name] = self.attributes[name]._replace(attribute_expression=sql, in_key=False)
-        for restriction in restrictions:
-            if _is_about_jobs(restriction):
-                jobs = jobs & restriction.proj()
-            else:
-                with self._understood():
-                    held = held & restriction
-        return f"{_hashes_sql(jobs)} WHERE key_hash IN ({_hashes_sql(held)})"
+    def columns_sql(self, queue: Any) -> list[str]:
+        """The attributes of the key of a job, out of its JSON, as the columns of the target would be."""
+        place = {"schema": self.target.database, "table": self.target.table_name}
+        rows = queue.db.execute(self.engine.column_types, full_name=self.target.full_table_name, **place).fetchall()
+        declared = {name: tuple(rest) for name, *rest in rows}
+        return [
+            self.engine.key_column(self.engine.key, name, self._kinds[name], attribute.type, declared[name])
+            for name, attribute in self.attributes.items()
+        ]
 
     # -- back ---------------------------------------------------------------------------------------
 

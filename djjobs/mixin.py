@@ -13,9 +13,10 @@ from .cancelling import cancel
 from .compat import datajoint_api, instantiate_for
 from .database import explained
 from .errors import DjJobsError
-from .events import tell_of_inserts
+from .events import act_now, tell_of_inserts
 from .finishing import Finisher
-from .keys import Keys, table_label
+from .keys import Keys, hashes_sql, table_label
+from .outbox import changes_here, server_of
 from .policy import RetryOn, exponential
 from .populate import populate
 from .queue import Queue
@@ -154,6 +155,7 @@ class JobsMixin:
         """
         with self._explained("schedule"):
             queue, keys = self._queue_and_keys(restrictions)
+            act_now(_FLUSH)
             return self._schedule(queue, keys, force, min_scheduling_interval, priority, due_time, name)
 
     def populate(
@@ -242,11 +244,14 @@ class JobsMixin:
                     limit=limit,
                     processes=processes,
                     display_progress=display_progress,
+                    automatic=refresh,
                 )
+                schedules = refresh and schedule_jobs
+                if schedules:
+                    act_now(_FLUSH)
 
-                def schedule() -> None:
-                    if refresh and schedule_jobs:
-                        self._schedule(queue, selection, priority=priority)
+                def schedule() -> bool:
+                    return schedules and self._schedule_at_once_if_changed(queue, selection, priority)
 
                 return populate(queue, selection, options, schedule)
         except MakeFailed as failed:
@@ -271,7 +276,9 @@ class JobsMixin:
         """
         with self._explained("clean up"):
             queue, keys = self._queue_and_keys(())
-            return cleanup.cleanup(queue, self._finisher(queue, keys), restrictions)
+            jobs = TableJobs.of(queue, self).fitting(restrictions)
+            chosen = hashes_sql(jobs, self) if restrictions else ""
+            return cleanup.cleanup(queue, self._finisher(queue, keys), chosen)
 
     def retry_jobs(self, *restrictions: Any) -> int:
         """Put jobs that are `error` or `cancelled` back into the queue; return how many."""
@@ -354,15 +361,34 @@ class JobsMixin:
         priority: int | None = None,
         due_time: scheduling.DueTime = None,
         name: str | None = None,
+        take_along: bool = True,
+        automatic: bool = False,
     ) -> Run:
         if interval is None:
             interval = settings.min_scheduling_interval if name is None else 0.0
         interval = check_seconds(f"min_scheduling_interval for {table_label(self)}", interval)
         priority = self._priority(priority)
         scheduled = scheduling.schedule(
-            queue, keys, priority=priority, interval=interval, force=force, due_time=due_time, name=name
+            queue,
+            keys,
+            priority=priority,
+            interval=interval,
+            force=force,
+            due_time=due_time,
+            name=name,
+            take_along=take_along,
+            automatic=automatic,
         )
         return Run(queue, scheduled.run_id, scheduled.count, scheduled.rate_limited)
+
+    def _schedule_at_once_if_changed(self, queue: Queue, keys: Keys, priority: int | None) -> bool:
+        """Schedule, whatever the rate limit, if this process has changed something; whether that was limited."""
+        changes = changes_here[server_of(self.connection)]  # type: ignore[attr-defined]
+        changed = changes > _seen.get(type(self), 0)
+        limited = self._schedule(queue, keys, interval=0 if changed else None, priority=priority).rate_limited
+        if not limited:
+            _seen[type(self)] = changes
+        return limited
 
     def _priority(self, priority: int | None = None) -> int:
         for choice in (priority, self.priority):
@@ -380,6 +406,11 @@ class JobsMixin:
             return self.keep_completed
         return settings.keep_completed or datajoint_api.keeps_completed(self.connection)  # type: ignore[attr-defined]
 
+
+#: How many changes of this process had been made when a populate last scheduled a table.
+_seen: weakref.WeakKeyDictionary[type, int] = weakref.WeakKeyDictionary()
+#: How long who schedules by hand waits for what this process has changed to be acted on.
+_FLUSH = 10.0
 
 _POPULATE_DEFAULTS = {
     name: default

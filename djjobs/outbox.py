@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import os
+from collections import Counter
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-__all__ = ["MOST_KEYS", "Change", "Outbox", "account_of", "merge_into", "server_of"]
+__all__ = ["MOST_KEYS", "Change", "Outbox", "account_of", "changes_here", "merge_into", "server_of"]
 
 #: So many inserted keys of a table are remembered; if there are more, all keys are looked at.
 MOST_KEYS = 10_000
@@ -72,6 +73,10 @@ def account_of(connection: Any) -> tuple[Any, ...]:
     return *server_of(connection), connection.conn_info["user"]
 
 
+#: How often something was changed on each server by this process itself, not by its jobs.
+changes_here: Counter[tuple[Any, ...]] = Counter()
+
+
 class Outbox:
     """The changes that were made over one connection; get it with `Outbox.of`.
 
@@ -132,6 +137,8 @@ _age = 0
 def _grow_older() -> None:
     global _age
     _age += 1
+    # What the parent has changed is the parent's to act on.
+    changes_here.clear()
 
 
 os.register_at_fork(after_in_child=_grow_older)

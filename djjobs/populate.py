@@ -22,18 +22,18 @@ from .running import Desk
 from .settings import settings
 from .slots import Line, SlotLine
 from .stopping import Stop
-from .working import Options, Results, work
+from .working import Options, Results, Scheduling, work
 
 __all__ = ["populate"]
 
 
-def populate(queue: Queue, keys: Keys, options: Options, schedule: Callable[[], Any]) -> dict[str, Any]:
+def populate(queue: Queue, keys: Keys, options: Options, schedule: Callable[[], bool]) -> dict[str, Any]:
     """Work off the jobs of these keys and return what DataJoint's populate would.
 
     Parameters
     ----------
     schedule
-        Called before the work, and again when somebody else's scheduling came to nothing.
+        Called before the work, and again when somebody else's scheduling came to nothing; says whether it was limited.
     """
     settings.insist_on_lease()
     table, results = keys.table, Results()
@@ -45,12 +45,13 @@ def populate(queue: Queue, keys: Keys, options: Options, schedule: Callable[[], 
         )
     finisher = Finisher(queue, keys, options.keep_completed)
     claimant = Claimant()
-    claims = Claims(queue, keys, options.order, options.priority, claimant)
+    claims = Claims(queue, keys, options.order, options.priority, claimant, options.automatic)
+    scheduling = Scheduling(schedule, keys.label)
     with Stop() as stop:
         # A stop that comes meanwhile waits for the statement to end, so that no mark is left behind.
         if not is_looked_after(queue, finisher.table_name):
             recover_once(queue, {finisher.table_name: finisher})
-        schedule()
+        scheduling.now()
         stop.check()
     context = mp.get_context("fork") if processes > 1 else None
     budget = Budget(options.max_calls, options.limit, context)
@@ -73,12 +74,13 @@ def populate(queue: Queue, keys: Keys, options: Options, schedule: Callable[[], 
                     budget=budget,
                     stop=stop,
                     begin=line.begin,
-                    reschedule=schedule,
+                    scheduling=scheduling,
                     report=report,
                 )
 
         def run_slot(line: SlotLine, number: int) -> None:
-            of_slot = Claims(queue, keys, options.order, options.priority, claimant.for_slot(number))
+            mine = claimant.for_slot(number)
+            of_slot = Claims(queue, keys, options.order, options.priority, mine, options.automatic)
             run(line, of_slot, line.report)
 
         if context is None:

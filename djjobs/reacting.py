@@ -54,10 +54,13 @@ class Agenda:
     ----------
     connect : callable
         Gives the connection to use for a class.
+    by_jobs : bool
+        Whether it is jobs that make the changes. The rate limit holds for them, however many there are. Defaults to
+        False.
     """
 
-    def __init__(self, connect: Callable[[type], Any]) -> None:
-        self._connect = connect
+    def __init__(self, connect: Callable[[type], Any], by_jobs: bool = False) -> None:
+        self._connect, self._by_jobs = connect, by_jobs
         self._tasks: dict[type, _Task] = {}
         self._tables: weakref.WeakKeyDictionary[type, Any] = weakref.WeakKeyDictionary()
         self._upstream: weakref.WeakKeyDictionary[type, Upstream] = weakref.WeakKeyDictionary()
@@ -83,11 +86,16 @@ class Agenda:
 
     def _add(self, table: Any, server: Any, change: Change) -> None:
         task = self._tasks.get(table) or _Task()
-        if change.table != table.full_table_name and change.inserted:
+        is_own, schedules = change.table == table.full_table_name, datajoint_api.refresh_by_default(table._connection)
+        if schedules and change.inserted and not is_own:
             if table in self._missed:
                 task.everything = True
             else:
                 task.keys = True
+        if schedules and change.deleted and is_own:
+            # Which results are gone is not known, but that they are to be made again.
+            task.everything = True
+            task.put_off = 0 if self._by_jobs else _GIVES_WAY
         task.cleanup = task.cleanup or change.deleted
         if not task.is_done:
             merge_into(task.changes, (server, change.table), change.copy())
@@ -136,6 +144,10 @@ class Agenda:
                 del self._tasks[table]
 
     def _fail(self, table: Any, task: _Task, error: Exception) -> None:
+        task.keys = task.everything = task.cleanup = False
+        self._tables.pop(table, None)
+        if self._is_gone(table):
+            return
         names = ", ".join(name for _, name in task.changes)
         logger.warning(
             "A change of %s was not acted on: %s: %s The next scheduling of %s makes good for it.",
@@ -147,8 +159,13 @@ class Agenda:
         )
         self.failures += 1
         self._missed.add(table)
-        self._tables.pop(table, None)
-        task.keys = task.everything = task.cleanup = False
+
+    def _is_gone(self, cls: type) -> bool:
+        """Whether a table was dropped, so that nothing is left to be done for it."""
+        try:
+            return not self._table(cls).is_declared
+        except Exception:
+            return False
 
     def _act(self, cls: Any, task: _Task, at_once: bool) -> None:
         table = self._table(cls)
@@ -192,7 +209,8 @@ class Agenda:
 
     def _schedule_all(self, queue: Queue, table: Any, task: _Task, at_once: bool) -> None:
         insist = at_once or task.put_off >= _GIVES_WAY
-        run = table._schedule(queue, Keys(table, (), queue.engine), interval=0 if insist else None)
+        keys = Keys(table, (), queue.engine)
+        run = table._schedule(queue, keys, interval=0 if insist else None, take_along=False, automatic=True)
         if run.rate_limited:
             task.put_off += 1
             task.not_before = time.monotonic() + settings.min_scheduling_interval
@@ -218,6 +236,8 @@ class Agenda:
             try:
                 self._upstream[cls] = self._find_upstream(self._table(cls))
             except Exception as error:
+                if self._is_gone(cls):
+                    return None
                 logger.warning(
                     "Changes upstream of %s are not acted on: %s: %s The next scheduling makes good for it.",
                     cls.full_table_name,

@@ -42,6 +42,8 @@ _ALL = ""
 _REMEMBERED = 3600
 #: The ids of runs are below this, so that JSON and floats hold them exactly.
 _RUN_IDS = 2**53
+#: How many jobs one statement changes.
+_PORTION = 5000
 #: What a line of text has none of: controls, ends of lines, and halves of characters.
 _NO_TEXT = ("Cc", "Cs", "Zl", "Zp")
 
@@ -64,8 +66,18 @@ def schedule(
     force: bool = False,
     due_time: DueTime = None,
     name: str | None = None,
+    take_along: bool = True,
+    automatic: bool = False,
 ) -> Scheduled:
-    """Put every key that needs a job into the queue, as one run, unless that was done just now."""
+    """Put every key that needs a job into the queue, as one run, unless that was done just now.
+
+    Parameters
+    ----------
+    take_along : bool
+        Whether the run also gets the jobs that events have put there and that nobody has begun. Defaults to True.
+    automatic : bool
+        Whether it is an event that schedules. Defaults to False.
+    """
     _due_parameter(due_time, keys.label)
     _check_name(name, keys.label)
     # A scheduling of all keys makes one of some keys needless.
@@ -74,7 +86,7 @@ def schedule(
     with _turn_to_schedule(queue, keys.table.table_name, _scope(keys, force), interval) as mine:
         if not mine:
             return Scheduled(rate_limited=True)
-        return _NewRun(queue, keys, name or "", due_time).fill(priority, force)
+        return _NewRun(queue, keys, name or "", due_time, automatic=automatic).fill(priority, force, take_along)
 
 
 def is_scheduling(queue: Queue, table_name: str) -> bool:
@@ -82,21 +94,24 @@ def is_scheduling(queue: Queue, table_name: str) -> bool:
     return bool(queue.ask(queue.engine.is_scheduling, table=table_name))
 
 
-def insert_new(queue: Queue, keys: Keys, status: str, priority: int, few: bool = False) -> int:
+def insert_new(queue: Queue, keys: Keys, status: str, priority: int, few: bool = False, automatic: bool = False) -> int:
     """Insert the keys that are neither in the target nor in the queue; return how many. `few` expects few keys."""
-    parameters = {"table": keys.table.table_name, "priority": priority, "run": None, **queue.signature()}
+    parameters = {"table": keys.table.table_name, "priority": priority, "run": None, "automatic": int(automatic)}
     insert = _insert_sql(queue, keys, status, None, few, careful=True)
-    inserted = queue.db.change(insert, **parameters)
+    inserted = queue.db.change(insert, **parameters, **queue.signature())
     if inserted:
         queue.announce()
     return inserted
 
 
 def insert_few(queue: Queue, keys: Keys, priority: int) -> int:
-    """Schedule a few keys; return how many were new. They are a run of their own only if that means something."""
+    """Schedule a few keys for an event; return how many were new.
+
+    They are a run of their own only if that means something.
+    """
     if any(keys.table._has_hook(name) for name in ("prepare_run", "finish_run")):
-        return _NewRun(queue, keys, "", None, few=True).fill(priority, force=False).count
-    return insert_new(queue, keys, "scheduled", priority, few=True)
+        return _NewRun(queue, keys, "", None, few=True, automatic=True).fill(priority).count
+    return insert_new(queue, keys, "scheduled", priority, few=True, automatic=True)
 
 
 def _insert_sql(queue: Queue, keys: Keys, status: str, due_time: DueTime, few: bool, careful: bool) -> str:
@@ -163,7 +178,9 @@ def _new_by_value(queue: Queue, keys: Keys, read_back: str) -> _NewKeys:
 class _NewRun:
     """A run in the making: it appears together with its jobs, or not at all."""
 
-    def __init__(self, queue: Queue, keys: Keys, name: str, due_time: DueTime, few: bool = False) -> None:
+    def __init__(
+        self, queue: Queue, keys: Keys, name: str, due_time: DueTime, few: bool = False, automatic: bool = False
+    ) -> None:
         self._queue, self._keys, self._name, self._due_time, self._few = queue, keys, name, due_time, few
         self._run_id = secrets.randbelow(_RUN_IDS - 1) + 1
         self._tried = False
@@ -173,18 +190,19 @@ class _NewRun:
             "table": keys.table.table_name,
             "run": self._run_id,
             "due_time": _due_parameter(due_time, keys.label),
+            "automatic": int(automatic),
             **queue.signature(),
         }
 
-    def fill(self, priority: int, force: bool) -> Scheduled:
+    def fill(self, priority: int, force: bool = False, take_along: bool = False) -> Scheduled:
         """Put the jobs into the queue."""
-        count = self._queue.db.retry(lambda: self._try(priority, force))
+        count = self._queue.db.retry(lambda: self._try(priority, force, take_along))
         if count:
             self._queue.announce()
             self._queue.has_grown(count)
         return Scheduled(self._run_id if count or self._name else None, count)
 
-    def _try(self, priority: int, force: bool) -> int:
+    def _try(self, priority: int, force: bool, take_along: bool) -> int:
         queue = self._queue
         if self._tried:
             # The commit may have got through, though the server's answer did not.
@@ -193,7 +211,7 @@ class _NewRun:
                 return row[0]
         self._tried = True
         try:
-            return self._insert(priority, force)
+            return self._insert(priority, force, take_along)
         except Exception as error:
             # Others have put some of the keys into the queue since the statement began, or it holds keys that do not
             # fit the table and cannot be read back: one of that name had others before.
@@ -202,15 +220,16 @@ class _NewRun:
             if self._careful or not (overtaken or unread):
                 raise
             self._careful = True
-            return self._insert(priority, force)
+            return self._insert(priority, force, take_along)
 
-    def _insert(self, priority: int, force: bool) -> int:
+    def _insert(self, priority: int, force: bool, take_along: bool) -> int:
         queue = self._queue
         insert = _insert_sql(queue, self._keys, "scheduled", self._due_time, self._few, self._careful)
         with queue.db.transaction():
             if queue.engine.room_to_compare and not self._few:
                 queue.db.execute(queue.engine.room_to_compare)
             count = self._move_here(("error", "ignore", "cancelled")) if force else 0
+            count += self._take_along(priority) if take_along else 0
             count += queue.db.execute(insert, **self._parameters, priority=priority).rowcount
             if count or self._name:
                 self._add(count)
@@ -220,13 +239,41 @@ class _NewRun:
         """Put back jobs of these statuses; they leave the runs that they were in."""
         queue, engine, chosen = self._queue, self._queue.engine, self._keys.chosen_sql
         parameters = {**self._parameters, "statuses": statuses}
-        leaving = queue.db.execute(queue.sql(engine.count_leaving, chosen=chosen), **parameters).fetchall()
-        for run_id, count in leaving:
-            queue.execute(engine.shrink_run, run=run_id, count=count)
+        self._leave_runs(chosen, parameters)
         due, turn = _due_and_turn(queue, self._due_time, "priority")
         changes = queue.sql(engine.put_back_in_run, due=due, turn=turn)
         sql = queue.sql(engine.change_chosen, changes=changes, chosen=chosen, also="")
         return queue.db.execute(sql, **parameters).rowcount
+
+    def _take_along(self, priority: int) -> int:
+        """Let jobs that events have put there, and that nobody has begun, be part of this run; return how many."""
+        queue, engine, restricted = self._queue, self._queue.engine, self._keys.restricted
+        find = queue.sql(engine.find_automatic, join_chosen="")
+        if not queue.db.execute(f"{find} LIMIT 1", **self._parameters).fetchone():
+            return 0
+        if restricted:
+            join = queue.sql(engine.join_chosen, chosen=self._keys.chosen_sql)
+            find = queue.sql(engine.find_automatic, join_chosen=join)
+        hashes = [key_hash for (key_hash,) in queue.db.execute(find, **self._parameters).fetchall()]
+        due, turn = _due_and_turn(queue, self._due_time, "%(priority)s")
+        later = "" if self._due_time is None else f", due_time = {due}"
+        changes = queue.sql(engine.take_along, turn=turn, due=later)
+        change = queue.sql(engine.change_these, changes=changes, also=engine.still_automatic)
+        count = 0
+        for first in range(0, len(hashes), _PORTION):
+            which = {"hashes": tuple(hashes[first : first + _PORTION]), "statuses": ("scheduled",)}
+            parameters = {**self._parameters, **which, "priority": priority}
+            self._leave_runs(queue.sql(engine.these_jobs), parameters)
+            count += queue.db.execute(change, **parameters).rowcount
+        return count
+
+    def _leave_runs(self, chosen: str, parameters: dict[str, Any]) -> None:
+        """Chosen jobs of some statuses are about to leave their runs."""
+        queue, engine = self._queue, self._queue.engine
+        leaving = queue.db.execute(queue.sql(engine.count_leaving, chosen=chosen), **parameters).fetchall()
+        for run_id, count in leaving:
+            queue.execute(engine.shrink_run, run=run_id, count=count)
+            queue.execute(engine.end_empty_run, run=run_id)
 
     def _add(self, count: int) -> None:
         due, _ = _due_and_turn(self._queue, self._due_time, "priority")
@@ -332,6 +379,9 @@ def _turn_to_schedule(queue: Queue, table_name: str, scope: str, interval: float
         yield False
         return
     try:
+        if engine.rehash_legacy_rows:
+            # Jobs that DataJoint 0.14 itself has recorded meanwhile become ours.
+            queue.db.change(queue.sql(engine.rehash_legacy_rows, hash=engine.hash(engine.stored_key)), table=table_name)
         yield True
     except BaseException:
         # A scheduling that failed was no scheduling: the next one need not wait, and a new scope is forgotten.
@@ -350,9 +400,6 @@ def _begin(queue: Queue, scope: str, parameters: dict[str, Any], interval: float
     is_scheduled = _is_scheduled(queue, table_name, scope, interval)
     if is_scheduled is None:
         queue.change(engine.add_scope, table=table_name, scope=scope)
-        if scope == _ALL and engine.rehash_legacy_rows:
-            # The table's first scheduling ever: jobs that DataJoint itself recorded become ours.
-            queue.db.change(queue.sql(engine.rehash_legacy_rows, hash=engine.hash(engine.stored_key)), table=table_name)
     if is_scheduled and interval:
         return False
     begin = queue.sql(engine.begin_scheduling, mark=engine.seconds("%(mark)s"), interval=engine.seconds("%(interval)s"))

@@ -212,13 +212,15 @@ def _forget_in_child() -> None:
 os.register_at_fork(before=_hold_signals, after_in_parent=_let_signals_in_parent, after_in_child=_forget_in_child)
 
 
-def start_thread(target: Callable[..., None], *arguments: Any) -> None:
+def start_thread(target: Callable[..., None], *arguments: Any) -> threading.Thread:
     """Start a thread that leaves the signals to the main thread, which alone can act on them."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, _OURS)
+    thread = threading.Thread(target=target, args=arguments, daemon=True)
     try:
-        threading.Thread(target=target, args=arguments, daemon=True).start()
+        thread.start()
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
+    return thread
 
 
 class _Alarm:

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import logging
 import re
+from collections.abc import Callable, Mapping
+from difflib import get_close_matches
 from typing import Any
 
+import numpy as np
+from datajoint import AndList, Not
 from datajoint.heading import Heading
 from datajoint.preview import preview, repr_html
 from datajoint.table import Table
 
 from .compat import datajoint_api
-from .sql import Engine
+from .errors import DjJobsError
+from .sql import Engine, engine_for
 
 __all__ = [
     "ERROR_MESSAGE_LENGTH",
@@ -26,8 +32,12 @@ __all__ = [
     "Runs",
     "Schedules",
     "Workers",
+    "in_all",
     "job_columns",
+    "tell_of_running",
 ]
+
+logger = logging.getLogger("djjobs")
 
 STATUSES = ("scheduled", "reserved", "error", "ignore", "success", "cancelled")
 ERROR_MESSAGE_LENGTH = 2047
@@ -74,7 +84,8 @@ def job_definition() -> str:
     cancel_request="" : varchar(16)  # what the running job was asked
     progress=null : {json}  # how far the running job is
     run_id=null : {big}  # the run that it belongs to
-    index (table_name, status, turn, due_time, run_id)
+    automatic=0 : {small}  # 1 if an event put it there, and nobody has asked for it
+    index (table_name, status, turn, due_time, run_id, automatic)
     """.format(
         mark=UNFINISHED_MARK,
         statuses=statuses,
@@ -144,6 +155,41 @@ class Jobs(QueueTable):
 
     _name = "~jobs"
 
+    def restrict(self, restriction: Any, **options: Any) -> Any:
+        """As on every DataJoint query, but a dict with attributes that are not there is an error, not "all"."""
+        in_all(restriction, lambda condition: self._insist_on_known(_names_in(condition)))
+        return super().restrict(restriction, **options)
+
+    def _insist_on_known(self, names: set[str]) -> None:
+        unknown = names - set(self.heading.names)
+        if unknown:
+            self._refuse(min(unknown))
+
+    def _refuse(self, name: str) -> None:
+        known = self.heading.names
+        nearest = get_close_matches(name, known, 1)
+        hint = f"Did you mean {nearest[0]!r}?" if nearest else f"There are {', '.join(known)}."
+        raise DjJobsError(
+            f"The jobs of {self._whose} have no attribute {name!r}. {hint} Nothing was chosen or changed."
+        )
+
+    @property
+    def _whose(self) -> str:
+        return f"the schema {self.database} (Table.jobs has the attributes of a table's key)"
+
+    def delete_quick(self, get_count: bool = False) -> int | None:
+        """Delete these jobs. A running one is taken from its worker, which then commits nothing."""
+        running = len(self.reserved)
+        count = super().delete_quick(get_count=True)
+        control = JobControl(self.connection, self.database)
+        if count and control.is_declared:
+            # Their keys may be scheduled again at once.
+            engine = engine_for(datajoint_api.backend(self.connection))
+            self.connection.query(engine.render(engine.forget_all_schedulings, control=control.full_table_name))
+        if running:
+            tell_of_running(running, f"the schema {self.database}")
+        return count if get_count else None
+
     @property
     def definition(self) -> str:
         return job_definition()
@@ -180,6 +226,35 @@ class Jobs(QueueTable):
     def cancelled(self) -> Jobs:
         """Jobs that were called off."""
         return self._with_status("cancelled")
+
+
+def tell_of_running(count: int, whose: str) -> None:
+    """Say that jobs were deleted that workers had."""
+    logger.warning(
+        "%d of the deleted jobs of %s were running. Their workers cannot commit any more; the next scheduling puts the "
+        "keys back.",
+        count,
+        whose,
+    )
+
+
+def in_all(restriction: Any, change: Callable[[Any], Any]) -> Any:
+    """A restriction with each of its conditions replaced by what `change` makes of it."""
+    if isinstance(restriction, Not):
+        return Not(in_all(restriction.restriction, change))
+    if isinstance(restriction, AndList):
+        return AndList([in_all(condition, change) for condition in restriction])
+    if isinstance(restriction, (list, tuple, set)):
+        return [in_all(condition, change) for condition in restriction]
+    return change(restriction)
+
+
+def _names_in(condition: Any) -> set[str]:
+    """The attributes that a dict or a record names; `key.subject` looks into the JSON of `key`."""
+    if isinstance(condition, np.void):
+        return set(condition.dtype.names or ())
+    names = condition if isinstance(condition, Mapping) else ()
+    return {re.split(r"[.:]", str(name), maxsplit=1)[0] for name in names}
 
 
 class JobControl(QueueTable):

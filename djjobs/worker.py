@@ -25,6 +25,7 @@ from .slot_work import Shared, SlotWork
 from .slots import Crew, Death, Slot
 from .stopping import Stop
 from .walltime import deadline
+from .working import patience_with_limit
 
 __all__ = ["WorkerOptions", "run_worker"]
 
@@ -81,7 +82,8 @@ class _Supervisor:
         self._done = 0
         self._wait, self._next_call = _FIRST_WAIT, 0.0
         self._last_job = time.monotonic()
-        self._retiring = self._retries_wait = self._is_called_for = False
+        self._retiring = self._retries_wait = self._is_called_for = self._is_limited = False
+        self._patience_with_limit: float | None = None
         self._scheduler = SchedulerBeside([type(b.table) for b in benches]) if options.with_scheduler else None
 
     def run(self) -> int:
@@ -130,9 +132,9 @@ class _Supervisor:
     def _hear(self, keeper: Keeper, slot: Slot, message: Any) -> None:
         if isinstance(message, Outcome):
             self._count(message)
-        elif message in ("idle", "waiting"):
+        elif message in ("idle", "waiting", "limited"):
             # Whoever goes idle last has looked last, and knows.
-            slot.busy, self._retries_wait = False, message == "waiting"
+            slot.busy, self._retries_wait, self._is_limited = False, message == "waiting", message == "limited"
             # But what came after its look it has not seen.
             if not self._is_called_for:
                 self._wait_longer()
@@ -210,7 +212,14 @@ class _Supervisor:
         if late or drained or self._retiring or self._options.once:
             return True
         timeout = self._options.idle_timeout
-        return timeout is not None and time.monotonic() - self._last_job > timeout
+        return timeout is not None and time.monotonic() - self._last_job > timeout + self._extra_patience()
+
+    def _extra_patience(self) -> float:
+        """Who was not allowed to schedule does not end before it was, or somebody else has done so again."""
+        if self._is_limited and self._patience_with_limit is None:
+            names = ", ".join(table_label(bench.table) for bench in self._benches)
+            self._patience_with_limit = patience_with_limit(names)
+        return self._patience_with_limit or 0.0 if self._is_limited else 0.0
 
     # -- the end ------------------------------------------------------------------------------------------------
 

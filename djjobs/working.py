@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 import random
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -17,7 +19,13 @@ from .settings import settings
 from .shifts import Shifts
 from .stopping import Stop
 
-__all__ = ["MakeFailed", "Options", "Results", "work"]
+__all__ = ["MakeFailed", "Options", "Results", "Scheduling", "patience_with_limit", "work"]
+
+logger = logging.getLogger("djjobs")
+
+#: A populate that finds nothing waits for the interval between two schedulings to pass, if that is no longer than this;
+#: and a bit longer, so that whoever may schedule then is through.
+_LONGEST_WAIT, _SLACK = 10.0, 1.0
 
 
 class MakeFailed(Exception):
@@ -42,6 +50,8 @@ class Options:
     limit: int | None = None
     processes: int | None = 1
     display_progress: bool = False
+    #: Whether to run jobs, too, that only an event has put there.
+    automatic: bool = True
 
 
 @dataclass
@@ -61,6 +71,40 @@ class Results:
             self.success_count += 1
 
 
+class Scheduling:
+    """How a populate schedules: before its work, and again while it finds nothing to do.
+
+    Parameters
+    ----------
+    schedule
+        Schedules and returns whether that was limited, because somebody had done so just before.
+    label : str
+        The table, as messages name it.
+    """
+
+    def __init__(self, schedule: Callable[[], bool], label: str) -> None:
+        self._schedule, self.label = schedule, label
+        #: Whether the last one was limited.
+        self.limited = False
+
+    def now(self) -> None:
+        self.limited = self._schedule()
+
+
+def patience_with_limit(label: str) -> float:
+    """How long who found nothing waits for the interval to pass; zero if that would be too long, which is said."""
+    interval = settings.min_scheduling_interval
+    if interval <= _LONGEST_WAIT:
+        return interval + _SLACK
+    logger.warning(
+        "%s was scheduled less than min_scheduling_interval = %g s ago, so new keys were not looked for and there was "
+        "nothing to do. To look at once: schedule_jobs(min_scheduling_interval=0).",
+        label,
+        interval,
+    )
+    return 0.0
+
+
 def work(
     queue: Queue,
     claims: Claims,
@@ -70,7 +114,7 @@ def work(
     budget: Budget,
     stop: Stop,
     begin: Callable[[], None],
-    reschedule: Callable[[], Any],
+    scheduling: Scheduling,
     report: Callable[[Outcome], None],
 ) -> None:
     """Claim and run jobs until there are none, the budget is spent, or an error is not to be suppressed.
@@ -82,14 +126,16 @@ def work(
     """
     pace = Pace()
     claimed: list[Job] = []
+    empty_handed = True
     patient = queue.db.patient(settings.reconnect_timeout, unless=lambda: stop.requested is not None)
     with patient, HeldEvents([queue.db.connection]) as events, Shifts() as shifts:
         try:
             while room := budget.take(pace.batch):
-                claimed = _claim(queue, claims, room, stop, reschedule)
+                claimed = _claim(queue, claims, room, stop, scheduling, empty_handed)
                 budget.put_back(room - len(claimed))
                 if not claimed:
                     break
+                empty_handed = False
                 may_be_more = len(claimed) == room
                 begin()
                 while claimed:
@@ -113,18 +159,29 @@ def work(
             executor.finisher.give_back(claimed)
 
 
-def _claim(queue: Queue, claims: Claims, count: int, stop: Stop, reschedule: Callable[[], Any]) -> list[Job]:
-    """Claim jobs; while somebody else is still scheduling, an empty queue is no reason to go home."""
-    jobs = claims.take(count)
-    pause = 0.02
+def _claim(
+    queue: Queue, claims: Claims, count: int, stop: Stop, scheduling: Scheduling, empty_handed: bool
+) -> list[Job]:
+    """Claim jobs.
+
+    While somebody else is still scheduling, an empty queue is no reason to go home. Nor is it for who has found
+    nothing yet and was not allowed to schedule: the interval is waited out once.
+    """
+    jobs, pause, until = claims.take(count), 0.02, 0.0
     while not jobs:
         # Asked before looking once more: a scheduling that ends in between is not overlooked.
         others_schedule = is_scheduling(queue, claims.table_name)
         jobs = claims.take(count)
-        if jobs or not others_schedule:
+        if jobs:
             break
+        if not others_schedule:
+            if not (empty_handed and scheduling.limited):
+                break
+            until = until or time.monotonic() + patience_with_limit(scheduling.label)
+            if time.monotonic() >= until:
+                break
         stop.sleep(random.uniform(pause / 2, pause))
         pause = min(pause * 1.5, 0.5)
         if not is_scheduling(queue, claims.table_name):
-            reschedule()
+            scheduling.now()
     return jobs

@@ -325,7 +325,7 @@ def test_the_queue_is_refreshed_in_the_words_of_datajoint_2(lab: Lab) -> None:
     (lab.Spectrum & {"subject": "m0"} & "session = 0").delete_quick()
     (lab.Session & {"subject": "m2"}).delete_quick()
     lab.Session.insert([{"subject": "m1", "session": 9}])
-    refreshed = lab.Spectrum.jobs.refresh()
+    refreshed = lab.Spectrum.jobs.refresh(stale_timeout=0.001)
     assert (refreshed["added"], refreshed["removed"], refreshed["re_pended"]) == (1, 4, 1)
     progress = lab.Spectrum.jobs.progress()
     assert (progress["pending"], progress["success"], progress["total"]) == (6, 3, 9)

@@ -77,7 +77,7 @@ def _listed(target: str, selection: Selection) -> list[_Listed]:
     found = None if ":" in target else module_or_schema(target)
     if not isinstance(found, dj.Schema):
         tables: list[Any] = tables_of([target])
-        return [_Listed(table.__name__, selection.jobs(table), table().primary_key) for table in tables]
+        return [_Listed(table.__name__, selection.jobs(table).as_stored(), table().primary_key) for table in tables]
     if selection.restrict or selection.key:
         raise click.UsageError(
             f"{target} is a schema: for --restrict and --key name the module of its tables, or use --where."

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -36,20 +35,15 @@ class Selection:
 
     def jobs(self, table: Any) -> Any:
         """The jobs of a table whose own keys fit, as a query."""
-        jobs = table.jobs & dj.AndList(self.where)
-        on_keys = self._on_keys(table)
-        if not on_keys:
-            return jobs
         with explained(table.connection, table_label(table()), "find jobs of"):
-            _, keys = table()._queue_and_keys(())
-            return _among(keys.held_sql(table.jobs, on_keys), jobs)
+            return (table.jobs & dj.AndList(self.where)).fitting(self._on_keys(table))
 
     def living_jobs(self, table: Any) -> Any:
         """The jobs of a table whose keys fit in key_source, as a query: those that the mixin's methods change."""
         jobs = table.jobs & dj.AndList(self.where)
         with explained(table.connection, table_label(table()), "find jobs of"):
             _, keys = table()._queue_and_keys(self._on_keys(table))
-            return _among(keys.chosen_sql, jobs)
+            return jobs.among(keys.chosen_sql)
 
     def _on_keys(self, table: Any) -> tuple[Any, ...]:
         return (*self.restrict, self._checked_key(table)) if self.key else self.restrict
@@ -63,13 +57,6 @@ class Selection:
                     f"{table_label(table())} has no {name!r} in its key, which is {', '.join(table().primary_key)}."
                 )
         return {name: _value(attributes[name], text) for name, text in self.key}
-
-
-def _among(hashes: str, jobs: Any) -> Any:
-    """The jobs whose hash a query gives. As a condition, DataJoint would take its words for attributes."""
-    chosen = copy.copy(jobs)
-    chosen._restriction = dj.AndList([*jobs.restriction, f"key_hash IN ({hashes})"])
-    return chosen
 
 
 def _value(attribute: Any, text: str) -> Any:

@@ -124,9 +124,41 @@ class Engine(JobStatements, RunStatements, WorkerStatements, ScheduleStatements,
     def hash(self, json: str) -> str:
         """The key_hash of a JSON expression. The only place where a hash is made."""
 
+    #: How the server itself declares the columns of a table: name, and what `key_column` takes.
+    column_types: ClassVar[str]
+
     @abstractmethod
-    def from_json(self, json: str, name: str, kind: str) -> str:
-        """The value of a key attribute inside the JSON, as SQL of the attribute's kind."""
+    def key_column(self, json: str, name: str, kind: str, type_: str, declared: tuple[Any, ...]) -> str:
+        """The value of a key attribute inside the JSON, as SQL that compares as the column of the table does.
+
+        Parameters
+        ----------
+        type_ : str
+            The type in the heading.
+        declared : tuple
+            What `column_types` says of the column.
+        """
+
+    @abstractmethod
+    def local_time(self, utc: str) -> str:
+        """A UTC time in the time zone of the session, which the times of DataJoint's own tables are in."""
+
+    @abstractmethod
+    def json_member(self, json: str, name: str) -> str:
+        """The text of a member of a JSON column; NULL if there is none."""
+
+    def shown_columns(self) -> dict[str, str]:
+        """The columns of DataJoint 2's job tables that `~jobs` has otherwise, as SQL."""
+        began = f"timestamp - {self.seconds('run_duration')}"
+        return {
+            "created_time": self.local_time("created_time"),
+            "scheduled_time": self.local_time("due_time"),
+            "reserved_time": f"CASE WHEN status = 'reserved' THEN {self.local_time('timestamp')} "
+            f"WHEN status IN ('success', 'error') THEN {self.local_time(began)} END",
+            "completed_time": f"CASE WHEN status IN ('success', 'error') THEN {self.local_time('timestamp')} END",
+            "duration": "run_duration",
+            "version": f"COALESCE({self.json_member('run_metadata', 'version')}, '')",
+        }
 
     def read_back(self, json: str, name: str, type_: str) -> str:
         """The same as SQL of the heading's type, whatever its length; empty if there is no saying it."""

@@ -16,9 +16,9 @@ class JobStatements:
     #: queue for each of them.
     schedule_new = """
         INSERT {hint}INTO {jobs} (table_name, key_hash, status, {key}, {user}, host, pid, connection_id,
-                            timestamp, priority, turn, due_time, created_time, run_id)
+                            timestamp, priority, turn, due_time, created_time, run_id, automatic)
         SELECT %(table)s, {hash}, {status}, {json}, %(user)s, %(host)s, %(pid)s, %(connection_id)s,
-               {now}, %(priority)s, {turn}, {due} + {microseconds}, {now}, %(run)s
+               {now}, %(priority)s, {turn}, {due} + {microseconds}, {now}, %(run)s, %(automatic)s
         FROM {new_keys}
         ORDER BY {hash}
         {or_skip_queued}"""
@@ -68,6 +68,18 @@ class JobStatements:
         WHERE table_name = %(table)s AND scope <> '' AND last_scheduled < {now} - {interval}
           AND scheduling_until IS NULL"""
 
+    #: The next scheduling of a table, or of all tables, need not wait for the interval to pass.
+    forget_scheduling = "UPDATE {control} SET last_scheduled = NULL WHERE table_name = %(table)s"
+    forget_all_schedulings = "UPDATE {control} SET last_scheduled = NULL"
+
+    #: The jobs that events put there and that nobody has begun; by the index of claims alone, but for a restriction.
+    find_automatic = """
+        SELECT job.key_hash FROM {jobs} AS job {use_order_index} {join_chosen}
+        WHERE job.table_name = %(table)s AND job.status = 'scheduled' AND job.automatic = 1"""
+    #: They become part of a run that somebody asked for, and get what was asked for.
+    take_along = "run_id = %(run)s, priority = %(priority)s, automatic = 0, turn = {turn}{due}"
+    still_automatic = "AND job.automatic = 1 AND job.attempt = 0"
+
     # -- claiming --------------------------------------------------------------------------------
 
     #: The first turn after `floor` that has jobs, and whether the first waiting job has become due.
@@ -91,17 +103,20 @@ class JobStatements:
     #: Lock the first jobs of a turn in the order of the index; no sort, so only these are locked.
     pick_in_order = """
         SELECT key_hash, {key}, attempt, priority, run_id FROM {jobs} {use_order_index}
-        WHERE table_name = %(table)s AND status = 'scheduled' AND turn = %(turn)s
+        WHERE table_name = %(table)s AND status = 'scheduled' AND turn = %(turn)s {asked_for}
         ORDER BY due_time {direction} LIMIT %(count)s FOR UPDATE SKIP LOCKED"""
 
     #: Jobs of a turn among the next few rows from a random place on: hashes are uniform, so no job is favoured. It
     #: looks at `window` rows at most, since the rest of the table may be of other turns or long done.
     find_near = """
         SELECT near.key_hash
-        FROM (SELECT key_hash, status, turn FROM {jobs} {use_primary}
+        FROM (SELECT key_hash, status, turn, automatic FROM {jobs} {use_primary}
               WHERE table_name = %(table)s AND key_hash >= %(start)s
               ORDER BY key_hash LIMIT %(window)s) AS near
-        WHERE near.status = 'scheduled' AND near.turn = %(turn)s LIMIT %(count)s"""
+        WHERE near.status = 'scheduled' AND near.turn = %(turn)s {asked_for} LIMIT %(count)s"""
+    #: As `{asked_for}`: no job that only an event has put there.
+    not_automatic = "AND {job}automatic = 0"
+
 
     pick_these = """
         SELECT key_hash, {key}, attempt, priority, run_id FROM {jobs}
@@ -116,8 +131,10 @@ class JobStatements:
 
     reserve = """
         UPDATE {jobs} SET status = 'reserved', worker_id = %(worker)s, claim = %(claim)s, {user} = %(user)s,
-               host = %(host)s, pid = %(pid)s, connection_id = %(connection_id)s, timestamp = {now}
+               host = %(host)s, pid = %(pid)s, connection_id = %(connection_id)s, timestamp = {now}{versioned}
         WHERE table_name = %(table)s AND key_hash IN %(hashes)s AND status = 'scheduled'"""
+    #: As `{versioned}`, where the version of the code is to be seen while it runs.
+    with_version = ", run_metadata = %(metadata)s"
 
     release_claim = """
         UPDATE {jobs} SET status = 'scheduled', worker_id = NULL, timestamp = {now}
@@ -192,10 +209,39 @@ class JobStatements:
 
     #: Take jobs away from workers that have had them for too long.
     release_older = """
-        UPDATE {jobs} SET status = 'scheduled', worker_id = NULL, timestamp = {now}, turn = priority
+        UPDATE {jobs} SET status = 'scheduled', worker_id = NULL, timestamp = {now}, progress = NULL,
+               priority = COALESCE(%(priority)s, priority), turn = COALESCE(%(priority)s, priority)
         WHERE table_name = %(table)s AND status = 'reserved' AND timestamp < {now} - {interval}"""
 
     save_progress = "UPDATE {jobs} SET progress = %(progress)s" + _mine
+
+    # -- by hand: a job that is reserved so has no worker, and one that a worker has is left to it ---
+
+    _by_hand = "WHERE table_name = %(table)s AND key_hash = %(key_hash)s AND "
+    _no_workers = "(status <> 'reserved' OR worker_id IS NULL)"
+
+    reserve_by_hand = (
+        """
+        UPDATE {jobs} SET status = 'reserved', worker_id = NULL, {user} = %(user)s, host = %(host)s, pid = %(pid)s,
+               connection_id = %(connection_id)s, timestamp = {now}, run_metadata = %(metadata)s """
+        + _by_hand
+        + "status = 'scheduled' AND due_time <= {now}"
+    )
+    complete_by_hand = "DELETE FROM {jobs} " + _by_hand + _no_workers
+    keep_by_hand = (
+        """
+        UPDATE {jobs} SET status = 'success', timestamp = {now}, run_duration = %(duration)s, error_message = '',
+               error_stack = NULL """
+        + _by_hand
+        + _no_workers
+    )
+    fail_by_hand = (
+        "UPDATE {jobs} SET status = 'error', timestamp = {now}, error_message = %(message)s, error_stack = %(stack)s "
+        + _by_hand
+        + _no_workers
+    )
+    delete_by_hand = """
+        DELETE FROM {jobs} WHERE table_name = %(table)s AND key_hash IN %(hashes)s AND status = %(status)s"""
 
     # -- changing jobs that are not running -------------------------------------------------------
 
@@ -240,7 +286,9 @@ class JobStatements:
     find_orphans = """
         SELECT job.key_hash, {now}
         FROM {jobs} AS job LEFT JOIN ({living}) AS living ON living.key_hash = job.key_hash {join_chosen}
-        WHERE job.table_name = %(table)s AND job.status IN {statuses} AND living.key_hash IS NULL"""
+        WHERE job.table_name = %(table)s AND job.status IN {statuses} AND living.key_hash IS NULL {also}"""
+    #: As `{also}`: those that have been there for a while.
+    created_before = "AND job.created_time < {now} - {age}"
     join_chosen = "JOIN ({chosen}) AS chosen ON chosen.key_hash = job.key_hash"
 
     #: The finished jobs that are older than the retention and whose result is there: no key comes back without them.

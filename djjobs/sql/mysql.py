@@ -78,12 +78,13 @@ class MySQL(Engine):
         WHERE table_name = %(table)s AND key_hash = %(key_hash)s"""
     replace_legacy_columns = """
         ALTER TABLE {jobs} DEFAULT CHARACTER SET utf8mb4, DROP {key}, {columns},
-            ADD INDEX claim_in_order (table_name, status, turn, due_time, run_id),
+            ADD INDEX claim_in_order (table_name, status, turn, due_time, run_id, automatic),
             COMMENT = '{comment}'"""
     stored_key = "CAST(`key` AS CHAR CHARACTER SET utf8mb4)"
     rehash_legacy_rows = """
-        UPDATE IGNORE {jobs} SET key_hash = {hash}, created_time = {now}
-        WHERE table_name = %(table)s AND created_time IS NULL AND {key} IS NOT NULL"""
+        UPDATE IGNORE {jobs} {use_order_index} SET key_hash = {hash}, created_time = {now}, turn = priority
+        WHERE table_name = %(table)s AND status IN ('reserved', 'error', 'ignore') AND turn IS NULL
+          AND created_time IS NULL AND {key} IS NOT NULL"""
 
     def seconds(self, parameter: str) -> str:
         return f"INTERVAL {parameter} * 1000000 MICROSECOND"
@@ -135,19 +136,28 @@ class MySQL(Engine):
         # As ascii, like the column: compared in another character set it would find no index.
         return f"CONVERT(LEFT(SHA2({json}, 256), 32) USING ascii)"
 
-    def from_json(self, json: str, name: str, kind: str) -> str:
-        text = f"JSON_UNQUOTE(JSON_EXTRACT({json}, '$.{name}'))"
-        casts = {
-            "text": f"CAST({text} AS BINARY)",  # byte by byte: any collation would take some for equal
-            "int": f"CAST({text} AS DECIMAL(65, 0))",
-            "decimal": f"CAST({text} AS DECIMAL(65, 30))",
-            "float": f"({text} + 0e0)",
-            "uuid": f"UNHEX(REPLACE({text}, '-', ''))",
-            "date": f"CAST({text} AS DATE)",
-            "datetime": f"CAST({text} AS DATETIME(6))",
-            "time": f"CAST({text} AS TIME(6))",
-        }
-        return casts.get(kind, text)
+    column_types = """
+        SELECT column_name, character_set_name, collation_name FROM information_schema.columns
+        WHERE table_schema = %(schema)s AND table_name = %(table)s"""
+
+    def key_column(self, json: str, name: str, kind: str, type_: str, declared: tuple[Any, ...]) -> str:
+        text = self.json_member(json, name)
+        if kind == "text":
+            character_set, collation = declared
+            return f"CONVERT({text} USING {character_set}) COLLATE {collation}" if collation else text
+        if kind == "int":
+            return f"CAST({text} AS {'UNSIGNED' if 'unsigned' in type_ else 'SIGNED'})"
+        if kind == "float":
+            return f"({text} + 0e0)"
+        if kind == "uuid":
+            return f"UNHEX(REPLACE({text}, '-', ''))"
+        return self.in_type(text, kind, type_)
+
+    def local_time(self, utc: str) -> str:
+        return f"CONVERT_TZ({utc}, '+00:00', @@session.time_zone)"
+
+    def json_member(self, json: str, name: str) -> str:
+        return f"JSON_UNQUOTE(JSON_EXTRACT({json}, '$.{name}'))"
 
     def to_driver(self, kind: str, value: Any) -> Any:
         return _DRIVER.get(kind, str)(value)

@@ -14,6 +14,29 @@ _LOST = {"57P01", "57P02", "57P03", "08000", "08003", "08006"}
 _CREDENTIALS = {"28P01", "28000"}
 #: The kinds of key attributes whose values psycopg2 does not have to read.
 _PYTHON = {"int": int, "text": str, "float": float, "decimal": decimal.Decimal}
+#: How PostgreSQL prints the values of a kind.
+_PRINTED = {
+    "int": "^-?[0-9]+$",
+    "decimal": "^-?([0-9.]+|NaN|Infinity)$",
+    "float": "^-?([0-9.]+(e[-+]?[0-9]+)?|NaN|Infinity)$",
+    "bool": "^(true|false)$",
+    "uuid": "^[0-9a-f-]{36}$",
+    "date": "^[0-9]{4,}-[0-9]{2}-[0-9]{2}( BC)?$",
+    "datetime": "^[0-9]{4,}-[0-9]{2}-[0-9]{2} [0-9:.]+( BC)?$",
+    "time": "^[0-9:.]+$",
+}
+_RANGES = {
+    "smallint": "-32768 AND 32767",
+    "integer": "-2147483648 AND 2147483647",
+    "bigint": "-9223372036854775808 AND 9223372036854775807",
+}
+
+
+def _without_length(type_: str) -> str:
+    """A type that cuts nothing: with its length it would cut to fit what a table of the same name may have left."""
+    plain = re.sub(r" ?\(.*?\)", "", type_)
+    # char without a length is one character
+    return {"char": "bpchar", "character": "bpchar"}.get(plain, plain)
 
 
 class PostgreSQL(Engine):
@@ -98,24 +121,28 @@ class PostgreSQL(Engine):
         # As char, like the column: compared with text it would find no index.
         return f"encode(substr(sha256(convert_to({json}, 'UTF8')), 1, 16), 'hex')::bpchar"
 
-    def from_json(self, json: str, name: str, kind: str) -> str:
-        types = {
-            "int": "numeric",
-            "decimal": "numeric",
-            "float": "double precision",
-            "bool": "boolean",
-            "uuid": "uuid",
-            "date": "date",
-            "datetime": "timestamp",
-            "time": "time",
-        }
-        return f"({json} ->> '{name}')::{types.get(kind, 'text')}"
+    column_types = """
+        SELECT attname, format_type(atttypid, atttypmod) FROM pg_attribute
+        WHERE attrelid = CAST(%(full_name)s AS regclass) AND attnum > 0"""
+
+    def key_column(self, json: str, name: str, kind: str, type_: str, declared: tuple[Any, ...]) -> str:
+        text, wanted = self.json_member(json, name), _without_length(declared[0])
+        # What a table of the same name has left may not fit, and must not keep the other jobs from being seen.
+        fits = f"{text} ~ '{_PRINTED[kind]}'" if kind in _PRINTED else "TRUE"
+        if type_.startswith("enum"):
+            fits = f"{text} = ANY (enum_range(NULL::{wanted})::text[])"
+        if kind == "int":
+            fits = f"CASE WHEN {fits} THEN ({text})::numeric BETWEEN {_RANGES[wanted]} END"
+        return f"CASE WHEN {fits} THEN ({text})::{wanted} END"
+
+    def local_time(self, utc: str) -> str:
+        return f"CAST(({utc}) AT TIME ZONE 'UTC' AS timestamp)"
+
+    def json_member(self, json: str, name: str) -> str:
+        return f"{json} ->> '{name}'"
 
     def read_back(self, json: str, name: str, type_: str) -> str:
-        # With its length it would cut values, which a table of the same name may have left, to fit; and char without
-        # a length is one character.
-        plain = re.sub(r" ?\(.*?\)", "", type_)
-        plain = {"char": "bpchar", "character": "bpchar"}.get(plain, plain)
+        plain = _without_length(type_)
         # In which schema an enum's type is, the heading does not say.
         return "" if plain.startswith("enum") else f"({json} ->> '{name}')::{plain}"
 

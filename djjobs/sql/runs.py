@@ -21,6 +21,8 @@ class RunStatements:
         WHERE job.table_name = %(table)s AND job.status IN %(statuses)s AND job.run_id IS NOT NULL
         GROUP BY job.run_id"""
     shrink_run = "UPDATE {runs} SET total = total - %(count)s WHERE run_id = %(run)s"
+    #: A run that all jobs have left has nothing to finish.
+    end_empty_run = "UPDATE {runs} SET finish = 0, ended_time = {now} WHERE run_id = %(run)s AND total <= 0"
 
     #: Chosen jobs of some statuses are put back: their runs go on.
     reopen_runs = """
