@@ -138,6 +138,24 @@ class _Classic:
     def keeps_completed(self, connection: Any) -> bool:
         return False
 
+    def stale_timeout(self, connection: Any) -> float:
+        """How old a job is before `jobs.refresh()` looks whether its key is still there."""
+        return 3600.0
+
+    def version_method(self, connection: Any) -> str:
+        """How DataJoint tells the version of the code; empty if it does not."""
+        return ""
+
+    def job_version(self) -> str:
+        return ""
+
+    def declared_type(self, attribute: Any) -> str:
+        """The type of an attribute as a definition spells it."""
+        return "uuid" if attribute.uuid else attribute.type
+
+    def list_jobs_of_schema(self, ours: Callable[[Any], list[Any]]) -> None:
+        """0.14's ``schema.jobs`` is the one table of all."""
+
     def tables(self, schema: Any) -> list[str]:
         return schema.list_tables()
 
@@ -240,6 +258,35 @@ class _Modern(_Classic):
 
     def keeps_completed(self, connection: Any) -> bool:
         return connection._config.jobs.keep_completed
+
+    def stale_timeout(self, connection: Any) -> float:
+        return float(connection._config.jobs.stale_timeout)
+
+    def version_method(self, connection: Any) -> str:
+        method = connection._config.jobs.version_method
+        return "" if method in (None, "none") else method
+
+    def job_version(self) -> str:
+        from datajoint.jobs import _get_job_version
+
+        return _get_job_version()
+
+    def declared_type(self, attribute: Any) -> str:
+        return attribute.original_type or attribute.type
+
+    def list_jobs_of_schema(self, ours: Callable[[Any], list[Any]]) -> None:
+        """Let ``schema.jobs`` list what `ours` gives, in place of DataJoint's own queues of the same tables."""
+        from datajoint.schemas import _Schema
+
+        native = _Schema.jobs.fget
+
+        def jobs(schema: Any) -> list[Any]:
+            found = native(schema)
+            views = ours(schema)
+            known = {view.target.full_table_name for view in views}
+            return [job for job in found if job.target.full_table_name not in known] + views
+
+        _Schema.jobs = property(jobs, doc=_Schema.jobs.__doc__)
 
     def mark_json(self, table: Table, names: tuple[str, ...]) -> None:
         """2.x knows JSON columns by their comment, on MariaDB too."""
