@@ -69,8 +69,9 @@ def native_jobs(table: Any) -> Any:
 
 
 def by_session(table: Any, *names: str) -> dict[int, Any]:
-    """What the queue tells of each session."""
-    rows = {row["key"]["session"]: row for row in rows_of(table.jobs)}
+    """What `~jobs` itself tells of each session."""
+    jobs = Queue.of(table.connection, table.database).jobs & {"table_name": table.table_name}
+    rows = {row["key"]["session"]: row for row in rows_of(jobs)}
     return {session: tuple(row[name] for name in names) for session, row in sorted(rows.items())}
 
 
