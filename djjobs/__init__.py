@@ -11,6 +11,7 @@ Add the mixin to a Computed or Imported table and populate it from the queue::
 
 from .errors import DjJobsError, JobCancelled, JobNotCancellable, JobTimeout, LeaseLost, RunTimeout
 from .events import flush_events, watch
+from .legacy_calls import heed_legacy_calls
 from .migrate import migrate, share_with_legacy_tables
 from .mixin import Computed, Imported, JobsMixin
 from .pipeline import adopt
@@ -64,4 +65,5 @@ __all__ = [
 
 share_with_legacy_tables()
 list_in_schemas()
+heed_legacy_calls()
 watch()

@@ -86,7 +86,8 @@ def _insist_on_job(table: Any, key: Mapping[str, Any], key_hash: str | None) -> 
     if key_hash is None:
         name = type(table).__name__
         raise DjJobsError(
-            f"{table_label(table)} has no job {dict(key)}. {name}.schedule_jobs() or {name}.jobs.refresh() makes the jobs."
+            f"{table_label(table)} has no job {dict(key)}. "
+            f"{name}.schedule_jobs() or {name}.jobs.refresh() puts the keys into the queue."
         )
 
 

@@ -7,6 +7,7 @@ the installed DataJoint is this module's `datajoint_api`.
 from __future__ import annotations
 
 import copy
+import functools
 import json
 from collections.abc import Callable
 from typing import Any
@@ -153,6 +154,10 @@ class _Classic:
         """The type of an attribute as a definition spells it."""
         return "uuid" if attribute.uuid else attribute.type
 
+    def whole(self, attribute: Any) -> Any:
+        """An attribute with all that is known of it."""
+        return attribute
+
     def list_jobs_of_schema(self, ours: Callable[[Any], list[Any]]) -> None:
         """0.14's ``schema.jobs`` is the one table of all."""
 
@@ -189,6 +194,37 @@ class _Classic:
             original_insert1(self, row, **options)
 
         JobTable.__init__, JobTable.insert1, JobTable._djjobs = __init__, insert1, True
+
+    def let_legacy_calls_reach(self, calls_for: Callable[[Any, str, str], Any]) -> None:
+        """Let what is said to `schema.jobs` of a table reach what `calls_for` gives for it, if anything."""
+        from datajoint.jobs import JobTable
+
+        def redirect(name: str) -> None:
+            original = getattr(JobTable, name)
+
+            @functools.wraps(original)
+            def method(self: Any, table_name: str, key: dict[str, Any], *arguments: Any, **options: Any) -> Any:
+                calls = calls_for(self.connection, self.database, table_name)
+                if calls is None:
+                    return original(self, table_name, key, *arguments, **options)
+                return getattr(calls, name)(key, *arguments, **options)
+
+            setattr(JobTable, name, method)
+
+        for name in ("reserve", "ignore", "complete", "error"):
+            redirect(name)
+
+    def hide_from_legacy(self, upgraded: Callable[[Any], bool]) -> None:
+        """Let ``schema.jobs`` show what 0.14 itself would have there: no job that waits, and none that is done."""
+        from datajoint.schemas import Schema
+
+        native = Schema.jobs.fget
+
+        def jobs(schema: Any) -> Any:
+            table = native(schema)
+            return table & "status IN ('reserved', 'error', 'ignore')" if upgraded(table) else table
+
+        Schema.jobs = property(jobs, doc=Schema.jobs.__doc__)
 
     # -- the queues that DataJoint 2 itself keeps ---------------------------------------------------------
 
@@ -274,6 +310,11 @@ class _Modern(_Classic):
     def declared_type(self, attribute: Any) -> str:
         return attribute.original_type or attribute.type
 
+    def whole(self, attribute: Any) -> Any:
+        # On PostgreSQL only the table that declares a uuid knows it to be one.
+        is_uuid = attribute.type == "uuid" and not attribute.original_type
+        return attribute._replace(original_type="uuid", uuid=True, unsupported=False) if is_uuid else attribute
+
     def list_jobs_of_schema(self, ours: Callable[[Any], list[Any]]) -> None:
         """Let ``schema.jobs`` list what `ours` gives, in place of DataJoint's own queues of the same tables."""
         from datajoint.schemas import _Schema
@@ -293,6 +334,12 @@ class _Modern(_Classic):
 
     def let_legacy_tables_share(self, upgraded: Callable[[Any], bool], declare: Callable[[Any, str], None]) -> None:
         """2.x keeps the queues of tables without the mixin in tables of their own."""
+
+    def let_legacy_calls_reach(self, calls_for: Callable[[Any, str, str], Any]) -> None:
+        """2.x's ``schema.jobs`` is a list."""
+
+    def hide_from_legacy(self, upgraded: Callable[[Any], bool]) -> None:
+        """The same."""
 
     def natively_queued(self, connection: Any, database: str) -> list[str]:
         names = {name for (name,) in connection.query(connection.adapter.list_tables_sql(database))}

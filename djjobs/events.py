@@ -190,12 +190,12 @@ def _tell(table: Any, change: Callable[[str, tuple[str, ...]], Change]) -> None:
         name = table._support[0]
         if name[0] not in '`"':
             name = table.full_table_name
-        if name[name.index(".") + 2] == "~":
-            return
         connection = routed(table.connection)
         outbox = Outbox.of(connection)
         if not outbox.held:
             changes_here[outbox.server] += 1
+        if name[name.index(".") + 2] == "~":
+            return
         if not registry.may_concern(outbox.server, name):
             return
         what = change(name, outbox.primary_key_of(name, table))

@@ -142,3 +142,4 @@ def share_with_legacy_tables() -> None:
             Queue.of(connection, database)
 
     datajoint_api.let_legacy_tables_share(is_upgraded, declare)
+    datajoint_api.hide_from_legacy(is_upgraded)

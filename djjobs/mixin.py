@@ -16,6 +16,7 @@ from .errors import DjJobsError
 from .events import act_now, tell_of_inserts
 from .finishing import Finisher
 from .keys import Keys, hashes_sql, table_label
+from .native import bring_native_jobs_once
 from .outbox import changes_here, server_of
 from .policy import RetryOn, exponential
 from .populate import populate
@@ -347,10 +348,12 @@ class JobsMixin:
             )
         queue = Queue.of(connection, database)
         try:
-            return queue, queue.db.retry(lambda: Keys(self, restrictions, queue.engine))
+            keys = queue.db.retry(lambda: Keys(self, restrictions, queue.engine))
         except DjJobsError:
             queue.insist_on_write_access(table_label(self))
             raise
+        bring_native_jobs_once(queue, keys)
+        return queue, keys
 
     def _schedule(
         self,

@@ -13,7 +13,7 @@ from .compat import datajoint_api
 from .keys import Keys, kind_of
 from .queue import Queue
 
-__all__ = ["bring_native_jobs", "bring_native_jobs_once", "in_words", "take_over"]
+__all__ = ["bring_native_jobs", "bring_native_jobs_once", "in_words", "rehash_legacy_rows", "take_over"]
 
 logger = logging.getLogger("djjobs")
 
@@ -27,6 +27,9 @@ _ONLY_IF = {"error": "AND NOT ", "pending": "AND NOT ", "success": "AND "}
 def bring_native_jobs_once(queue: Queue, keys: Keys) -> None:
     """At the first use of a table's queue: take over what DataJoint recorded about it, and say so."""
     table_name = keys.table.table_name
+    if table_name in queue.taken_over:
+        return
+    queue.taken_over.add(table_name)
     if queue.ask(queue.engine.was_taken_over, table=table_name):
         return
     # Whoever comes second waits for the end: it would else schedule what is to be ignored.
@@ -40,13 +43,18 @@ def bring_native_jobs_once(queue: Queue, keys: Keys) -> None:
 
 def take_over(queue: Queue, table_name: str, keys: Keys | None = None) -> dict[str, int]:
     """Make what DataJoint recorded about a table ours; return how many jobs of its own queue came, by status."""
+    rehash_legacy_rows(queue, table_name)
+    counts = bring_native_jobs(queue, table_name, keys)
+    # At last, since nobody looks any more once this is there: what a person removes does not come back by itself.
+    queue.change(queue.engine.add_scope, table=table_name, scope="")
+    return counts
+
+
+def rehash_legacy_rows(queue: Queue, table_name: str) -> None:
+    """Let the errors and ignored keys that DataJoint 0.14 itself has recorded of a table be heeded."""
     engine = queue.engine
     if engine.rehash_legacy_rows:
         queue.db.change(queue.sql(engine.rehash_legacy_rows, hash=engine.hash(engine.stored_key)), table=table_name)
-    counts = bring_native_jobs(queue, table_name, keys)
-    # At last, since nobody looks any more once this is there: what a person removes does not come back by itself.
-    queue.change(engine.add_scope, table=table_name, scope="")
-    return counts
 
 
 def bring_native_jobs(queue: Queue, table_name: str, keys: Keys | None = None) -> dict[str, int]:

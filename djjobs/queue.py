@@ -51,6 +51,8 @@ class Queue:
         self.workers = Workers(connection, database)
         self.runs = Runs(connection, database)
         self._user: str | None = None
+        #: The tables of which what DataJoint itself has recorded is ours already.
+        self.taken_over: set[str] = set()
 
     @classmethod
     def of(cls, connection: Any, database: str) -> Queue:

@@ -163,7 +163,9 @@ class Agenda:
     def _is_gone(self, cls: type) -> bool:
         """Whether a table was dropped, so that nothing is left to be done for it."""
         try:
-            return not self._table(cls).is_declared
+            table = self._table(cls)
+            db = Database(table.connection)
+            return not db.execute(db.engine.find_tables, schema=table.database, names=(table.table_name,)).fetchall()
         except Exception:
             return False
 

@@ -17,6 +17,7 @@ from datajoint.errors import DuplicateError
 from .errors import DjJobsError
 from .identity import process_id
 from .keys import Keys
+from .native import rehash_legacy_rows
 from .queue import Queue
 from .settings import settings
 from .tables import RUN_NAME_LENGTH
@@ -379,9 +380,7 @@ def _turn_to_schedule(queue: Queue, table_name: str, scope: str, interval: float
         yield False
         return
     try:
-        if engine.rehash_legacy_rows:
-            # Jobs that DataJoint 0.14 itself has recorded meanwhile become ours.
-            queue.db.change(queue.sql(engine.rehash_legacy_rows, hash=engine.hash(engine.stored_key)), table=table_name)
+        rehash_legacy_rows(queue, table_name)
         yield True
     except BaseException:
         # A scheduling that failed was no scheduling: the next one need not wait, and a new scope is forgotten.

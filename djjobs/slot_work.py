@@ -57,6 +57,7 @@ class SlotWork:
         self._paces = [Pace() for _ in self._benches]
         self._shifts = Shifts()
         self._jobs_done = 0
+        self._is_limited = False
         self._events = HeldEvents(db.connection for db in one_a_connection(self._benches))
 
     def run(self) -> None:
@@ -87,7 +88,7 @@ class SlotWork:
                 continue
             self._shifts.leave()
             wait = self._options.drain and any(bench.has_retries() for bench in self._benches)
-            self._line.send("waiting" if wait else "idle")
+            self._line.send("waiting" if wait else "limited" if self._is_limited else "idle")
             self._line.wait_until_called(stop)
         self._see_to_runs(stop)
 
@@ -96,8 +97,9 @@ class SlotWork:
         for bench in self._benches:
             if self._run_some(bench, stop):
                 return True
+        self._is_limited = False
         for bench in self._benches:
-            bench.schedule(at_once=self._options.drain or self._options.once)
+            self._is_limited |= bench.schedule(at_once=self._options.drain or self._options.once)
             if self._run_some(bench, stop):
                 return True
         self._see_to_runs(stop)

@@ -23,7 +23,7 @@ from .upstream import registry
 
 __all__ = ["TableJobs", "list_in_schemas"]
 
-#: The columns of DataJoint 2's job tables in their order; those that `~jobs` itself lacks, by a column of the same type.
+#: The columns of DataJoint 2's job tables in their order; and a column of the same type for those that `~jobs` lacks.
 _NATIVE = "status priority created_time scheduled_time reserved_time completed_time duration error_message error_stack"
 _NATIVE_COLUMNS = [*_NATIVE.split(), "user", "host", "pid", "connection_id", "version"]
 _SAME_TYPE = {
@@ -61,7 +61,9 @@ class TableJobs(Jobs):
         view._heading = _heading(queue, table, [one._replace(attribute_expression=None) for one in attributes])
         # As a subquery: to restrictions and joins the key's attributes are columns like others.
         view._support = [rows]
-        view._status, view._hash = (f"job_{name}" if name in keys.attributes else name for name in ("status", "key_hash"))
+        view._status, view._hash = (
+            f"job_{name}" if name in keys.attributes else name for name in ("status", "key_hash")
+        )
         return view
 
     def from_clause(self) -> str:
@@ -155,7 +157,8 @@ class TableJobs(Jobs):
 
     def _hashes_by_status(self) -> dict[str, list[str]]:
         """The hashes of these jobs, whatever a projection has left of their columns."""
-        sql = f"SELECT {self._status}, {self._hash} FROM {self.from_clause()}{self.where_clause()}{self.sorting_clauses()}"
+        chosen = f"{self.from_clause()}{self.where_clause()}{self.sorting_clauses()}"
+        sql = f"SELECT {self._status}, {self._hash} FROM {chosen}"
         hashes: dict[str, list[str]] = {}
         for status, key_hash in self._queue.db.execute(sql).fetchall():
             hashes.setdefault(status, []).append(key_hash)
@@ -163,10 +166,11 @@ class TableJobs(Jobs):
 
     def _hash_of(self, key: Mapping[str, Any]) -> str | None:
         """The hash of the job with this key, if there is one."""
-        hashes = sum((TableJobs.of(self._queue, self._target) & self._whole_key(key))._hashes_by_status().values(), [])
-        return hashes[0] if hashes else None
+        found = TableJobs.of(self._queue, self._target) & self.whole_key(key)
+        return next((hashes[0] for hashes in found._hashes_by_status().values()), None)
 
-    def _whole_key(self, key: Mapping[str, Any]) -> dict[str, Any]:
+    def whole_key(self, key: Mapping[str, Any]) -> dict[str, Any]:
+        """The attributes of the table's key, all of which must be there."""
         missing = [name for name in self.heading.primary_key if name not in key]
         if missing:
             raise DjJobsError(
@@ -243,7 +247,7 @@ class TableJobs(Jobs):
 
     def ignore(self, key: Mapping[str, Any]) -> None:
         """Mark a key to be left alone."""
-        self._target.ignore_jobs(self._whole_key(key))
+        self._target.ignore_jobs(self.whole_key(key))
 
     def progress(self) -> dict[str, int]:
         """How many jobs there are of each status, and in all."""
@@ -279,7 +283,7 @@ def _attributes(queue: Queue, keys: Keys) -> list[Any]:
     computed = engine.shown_columns()
     in_key = [
         # NULL where a table of the same name that had other keys has left a job, which no array of numbers can hold.
-        attribute._replace(in_key=True, attribute_expression=sql, dtype=object)
+        datajoint_api.whole(attribute)._replace(in_key=True, attribute_expression=sql, dtype=object)
         for attribute, sql in zip(keys.attributes.values(), keys.columns_sql(queue), strict=True)
     ]
     taken, others = {attribute.name for attribute in in_key}, []
@@ -298,8 +302,9 @@ def list_in_schemas() -> None:
     """Let DataJoint 2's ``schema.jobs`` list the jobs of our tables, too."""
 
     def of_schema(schema: Any) -> list[TableJobs]:
-        tables = registry.tables_at(server_of(schema.connection))
-        ours = [table for table in tables if table.__dict__["database"] == schema.database]
-        return [table.jobs for table in sorted(ours, key=lambda table: table.__name__)]  # type: ignore[attr-defined]
+        tables: list[Any] = registry.tables_at(server_of(schema.connection))
+        there = set(schema.list_tables()) if Jobs(schema.connection, schema.database).is_declared else set()
+        ours = [one for one in tables if one.__dict__["database"] == schema.database and one.table_name in there]
+        return [table.jobs for table in sorted(ours, key=lambda table: table.__name__)]
 
     datajoint_api.list_jobs_of_schema(of_schema)

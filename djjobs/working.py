@@ -31,7 +31,7 @@ _LONGEST_WAIT, _SLACK = 10.0, 1.0
 class MakeFailed(Exception):
     """Carries what make() raised past everything that explains errors of the queue."""
 
-    def __init__(self, error: Exception) -> None:
+    def __init__(self, error: BaseException) -> None:
         super().__init__(error)
         self.error = error
 
@@ -148,8 +148,9 @@ def work(
                     report(outcome)
                     executor.runs.job_over(job, claimed, stop)
                     events.act(more_jobs=bool(claimed))
-                    if outcome.error is not None and outcome.retry_in is None and not options.suppress_errors:
-                        raise MakeFailed(outcome.error)
+                    error = outcome.error_to_raise(options.suppress_errors)
+                    if error is not None:
+                        raise MakeFailed(error)
                 if may_be_more:
                     shifts.wait(pace, stop, unless=lambda: budget.is_spent)
             shifts.leave()

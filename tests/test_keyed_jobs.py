@@ -109,7 +109,7 @@ def test_half_a_key_ignores_nothing(lab: Lab) -> None:
 
 def test_a_dict_of_unknown_attributes_is_an_error(lab: Lab) -> None:
     for wrong in ({"mosue": "m1"}, [{"mosue": "m1"}], dj.Not({"mosue": "m1"}), dj.AndList([{"mosue": "m1"}])):
-        with pytest.raises(djjobs.DjJobsError, match="Spectrum .* no attribute 'mosue'"):
+        with pytest.raises(djjobs.DjJobsError, match=r"Spectrum .* no attribute 'mosue'"):
             lab.Spectrum.jobs & wrong
     with pytest.raises(djjobs.DjJobsError, match="Did you mean 'subject'"):
         lab.Spectrum.jobs & {"subjct": "m1"}
@@ -184,7 +184,7 @@ def test_jobs_can_be_deleted_inside_a_transaction_and_come_back_with_it(lab: Lab
     assert ONE in lab.Spectrum.jobs
 
 
-# -- the words of DataJoint 2 ------------------------------------------------------------------------------------------
+# -- the words of DataJoint 2 --------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -346,7 +346,7 @@ def test_a_job_tells_the_version_of_the_code(lab: Lab, monkeypatch: pytest.Monke
     assert (lab.Spectrum.jobs & {"subject": "m0", "session": 1}).fetch1("version") == version
 
 
-# -- keys of every kind --------------------------------------------------------------------------------------------------
+# -- keys of every kind --------------------------------------------------------------------------------------------
 
 
 MYSQLS = ("mysql", "mariadb")
@@ -400,7 +400,9 @@ def test_a_text_is_compared_as_the_table_compares_it(tables: dict[str, Any]) -> 
 
 
 def test_key_attributes_with_the_names_of_a_jobs_columns_go_first(lab: Lab) -> None:
-    Probe = manual(lab.schema, f"status : {INT}\nuser : varchar(8)\nversion : varchar(8)\nkey_hash : varchar(8)", "Probe")
+    Probe = manual(
+        lab.schema, f"status : {INT}\nuser : varchar(8)\nversion : varchar(8)\nkey_hash : varchar(8)", "Probe"
+    )
     Check = computed(lab.schema, "-> Probe", {"Probe": Probe}, "Check")
     Probe.insert([(1, "ann", "a", "x"), (2, "bob", "b", "y")], skip_duplicates=True)
     Check.schedule_jobs(min_scheduling_interval=0)

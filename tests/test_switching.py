@@ -534,3 +534,20 @@ def test_a_table_without_the_mixin_shares_the_queue_without_native_blobs(schema:
     members = {"definition": "-> Session", "make": table.make}
     plain = schema(type("Plain", (dj.Computed,), members), context={"Session": table().parents(as_objects=True)[0]})
     assert len(plain.populate(reserve_jobs=True, suppress_errors=True)["error_list"]) == 2
+
+
+@native
+@pytest.mark.parametrize("restrictions", [(), ("session < 3",)])
+def test_the_first_populate_heeds_what_datajoint_was_told(
+    schema: Any, restrictions: tuple[Any, ...], caplog: pytest.LogCaptureFixture
+) -> None:
+    lab = NativeLab(schema, count=4, bad=(0,))
+    lab.Spectrum.populate(reserve_jobs=True, suppress_errors=True, max_calls=1)
+    lab.Spectrum.jobs.ignore({"session": 1})
+    lab.bad.clear()
+    table = lab.switch_over()
+    table.populate(*restrictions, reserve_jobs=True)
+    assert by_session(table, "status") | {3: ("scheduled",)} == {0: ("error",), 1: ("ignore",), 3: ("scheduled",)}
+    assert "1 ignored, 1 failed" in caplog.text
+    table.jobs.errors.delete()
+    assert int(table.schedule_jobs(min_scheduling_interval=0)) == 1

@@ -117,7 +117,6 @@ class JobStatements:
     #: As `{asked_for}`: no job that only an event has put there.
     not_automatic = "AND {job}automatic = 0"
 
-
     pick_these = """
         SELECT key_hash, {key}, attempt, priority, run_id FROM {jobs}
         WHERE table_name = %(table)s AND key_hash IN %(hashes)s AND status = 'scheduled' AND turn IS NOT NULL

@@ -83,7 +83,7 @@ class MySQL(Engine):
     stored_key = "CAST(`key` AS CHAR CHARACTER SET utf8mb4)"
     rehash_legacy_rows = """
         UPDATE IGNORE {jobs} {use_order_index} SET key_hash = {hash}, created_time = {now}, turn = priority
-        WHERE table_name = %(table)s AND status IN ('reserved', 'error', 'ignore') AND turn IS NULL
+        WHERE table_name = %(table)s AND status IN ('error', 'ignore') AND turn IS NULL
           AND created_time IS NULL AND {key} IS NOT NULL"""
 
     def seconds(self, parameter: str) -> str:
