@@ -86,6 +86,8 @@ def _upgrade(queue: Queue) -> int:
     The table is locked meanwhile: a row that a legacy worker adds after the conversion would lose
     its key.
     """
+    if version_of(queue.jobs) == "earlier":
+        return _add_columns(queue)
     if version_of(queue.jobs) != "legacy":
         return 0
     engine = queue.engine
@@ -104,6 +106,18 @@ def _upgrade(queue: Queue) -> int:
         queue.execute(engine.unlock_jobs)
     logger.info("%s: %d rows converted", queue.jobs.full_table_name, len(rows))
     return len(rows)
+
+
+def _add_columns(queue: Queue) -> int:
+    """Give a queue of an earlier version the columns that it lacks; return how many jobs it has."""
+    present, columns = queue.jobs.heading.names, job_columns(queue.db.connection, queue.engine)
+    count = len(queue.jobs)
+    for name, column in columns.items():
+        if name not in present:
+            queue.db.execute(queue.sql(queue.engine.add_column, column=column))
+    # At last: the comment says that all is there.
+    queue.db.execute(queue.sql(queue.engine.set_comment, comment=VERSION_MARK))
+    return count
 
 
 def _as_json(packed: bytes | None) -> str | None:

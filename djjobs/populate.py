@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import multiprocessing as mp
 from collections.abc import Callable
 from typing import Any
@@ -25,6 +26,8 @@ from .stopping import Stop
 from .working import Options, Results, Scheduling, work
 
 __all__ = ["populate"]
+
+logger = logging.getLogger("djjobs")
 
 
 def populate(queue: Queue, keys: Keys, options: Options, schedule: Callable[[], bool]) -> dict[str, Any]:
@@ -60,6 +63,8 @@ def populate(queue: Queue, keys: Keys, options: Options, schedule: Callable[[], 
         def report(outcome: Outcome) -> None:
             results.add(outcome, options.return_exception_objects)
             bar.update(outcome)
+            if outcome.error is not None and outcome.error_to_raise(options.suppress_errors) is None:
+                _tell_of_suppressed(type(table).__name__, outcome)
 
         def run(line: Line, claims: Claims, report: Callable[[Outcome], None]) -> None:
             with Stop(queue.db.interrupt) as stop:
@@ -95,3 +100,11 @@ def populate(queue: Queue, keys: Keys, options: Options, schedule: Callable[[], 
             suppress = options.suppress_errors
             work_in_processes(context, processes, finisher, claimant, run_slot, report, budget, suppress)
     return results.as_dict()
+
+
+def _tell_of_suppressed(name: str, outcome: Outcome) -> None:
+    """As DataJoint does, at ERROR; an error that is not the last word on its job is a warning."""
+    if outcome.retry_in is None:
+        logger.error("%s %s: %s", name, outcome.key, outcome.message)
+    else:
+        logger.warning("%s %s is tried again in %.0f s: %s", name, outcome.key, outcome.retry_in, outcome.message)

@@ -13,6 +13,7 @@ from .database import Database, explained
 from .errors import DjJobsError
 from .settings import settings
 from .tables import (
+    EARLIER_MARKS,
     JSON_COLUMNS,
     UNFINISHED_MARK,
     VERSION_MARK,
@@ -94,6 +95,10 @@ class Queue:
             # Whoever declared it died on the way; nobody can have put a job into it.
             self.jobs.drop_quick()
             del found[Jobs._name]
+        elif Jobs._name in found and version_of(self.jobs) == "legacy" and not len(self.jobs):
+            # DataJoint 0.14 declares it as soon as somebody looks at `schema.jobs`.
+            self.jobs.drop_quick()
+            del found[Jobs._name]
         elif Jobs._name in found:
             self._insist_on_version()
         for table in (self.runs, self.control, self.workers):
@@ -123,6 +128,12 @@ class Queue:
         if version_of(self.jobs) == "legacy":
             raise DjJobsError(
                 f"{name} was made by DataJoint itself and lacks the columns of a queue. Nothing was changed. "
+                f"To upgrade it in place, keeping its rows: djjobs migrate {self.database} "
+                f"(or in Python: djjobs.migrate({self.database!r}))."
+            )
+        if version_of(self.jobs) == "earlier":
+            raise DjJobsError(
+                f"{name} was made by an earlier version of djjobs. Nothing was changed. "
                 f"To upgrade it in place, keeping its rows: djjobs migrate {self.database} "
                 f"(or in Python: djjobs.migrate({self.database!r}))."
             )
@@ -194,11 +205,13 @@ class Queue:
 
 
 def version_of(jobs: Jobs) -> str:
-    """'current', 'unfinished', 'legacy' (DataJoint 0.14's own) or 'unknown'."""
+    """'current', 'earlier', 'unfinished', 'legacy' (DataJoint 0.14's own) or 'unknown'."""
     if _comment(jobs) == VERSION_MARK:
         return "current"
     if _comment(jobs) == UNFINISHED_MARK:
         return "unfinished"
+    if _comment(jobs) in EARLIER_MARKS:
+        return "earlier"
     # A migration that was interrupted has left one column more.
     return "legacy" if set(jobs.heading.names) - {"key_json"} == _LEGACY_COLUMNS else "unknown"
 

@@ -19,6 +19,7 @@ from .errors import DjJobsError
 from .sql import Engine, engine_for
 
 __all__ = [
+    "EARLIER_MARKS",
     "ERROR_MESSAGE_LENGTH",
     "RESTRICTION_LENGTH",
     "RUN_NAME_LENGTH",
@@ -44,7 +45,9 @@ ERROR_MESSAGE_LENGTH = 2047
 RUN_NAME_LENGTH = 255
 RESTRICTION_LENGTH = 1000
 #: Opens the comment of `~jobs` once all of it is there; a later version will know ours by this.
-VERSION_MARK = "djjobs queue, version 1"
+VERSION_MARK = "djjobs queue, version 2"
+#: Earlier versions, which `djjobs migrate` brings up to date: version 1 had no `automatic`.
+EARLIER_MARKS = ("djjobs queue, version 1",)
 #: Opens it until then.
 UNFINISHED_MARK = "djjobs queue, unfinished"
 

@@ -6,7 +6,7 @@ import copy
 import datetime
 import re
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NoReturn
 
 import datajoint as dj
 from datajoint.expression import QueryExpression
@@ -168,6 +168,21 @@ class TableJobs(Jobs):
         """The hash of the job with this key, if there is one."""
         found = TableJobs.of(self._queue, self._target) & self.whole_key(key)
         return next((hashes[0] for hashes in found._hashes_by_status().values()), None)
+
+    def insert(self, *_: Any, **__: Any) -> None:
+        """Refused: jobs come from key_source."""
+        self._is_no_place_to_write()
+
+    def update1(self, *_: Any, **__: Any) -> None:
+        """Refused: a job changes by what is done to it."""
+        self._is_no_place_to_write()
+
+    def _is_no_place_to_write(self) -> NoReturn:
+        name = type(self._target).__name__
+        raise DjJobsError(
+            f"The jobs of {table_label(self._target)} cannot be written row by row. {name}.schedule_jobs() puts keys into "
+            f"the queue; {name}.ignore_jobs(...), retry_jobs(...) and cancel_jobs(...) change jobs; jobs.delete() removes them."
+        )
 
     def whole_key(self, key: Mapping[str, Any]) -> dict[str, Any]:
         """The attributes of the table's key, all of which must be there."""

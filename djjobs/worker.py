@@ -192,7 +192,10 @@ class _Supervisor:
     # -- when there is nothing to do ------------------------------------------------------------------------
 
     def _wait_longer(self) -> None:
-        self._next_call = time.monotonic() + self._wait * random.uniform(0.75, 1.25)
+        # Who is about to end looks again as soon as it may schedule.
+        hurries = self._is_limited and self._options.idle_timeout is not None
+        wait = min(self._wait, _FIRST_WAIT) if hurries else self._wait
+        self._next_call = time.monotonic() + wait * random.uniform(0.75, 1.25)
         self._wait = min(self._wait * 1.5, _LONGEST_WAIT)
 
     def _call_somebody(self) -> None:
@@ -218,7 +221,7 @@ class _Supervisor:
         """Who was not allowed to schedule does not end before it was, or somebody else has done so again."""
         if self._is_limited and self._patience_with_limit is None:
             names = ", ".join(table_label(bench.table) for bench in self._benches)
-            self._patience_with_limit = patience_with_limit(names)
+            self._patience_with_limit = patience_with_limit(names) + _FIRST_WAIT
         return self._patience_with_limit or 0.0 if self._is_limited else 0.0
 
     # -- the end ------------------------------------------------------------------------------------------------

@@ -315,3 +315,18 @@ def test_a_table_of_the_queue_that_was_dropped_is_declared_again(schema: Any) ->
         Square.Number.insert([{"n": len(Square.Number()) + 1}])
         assert int(Square.schedule_jobs(min_scheduling_interval=0)) == 1
         assert Square.populate(reserve_jobs=True)["success_count"] == 1
+
+
+# -- what is said of errors ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("processes", [1, 2])
+def test_suppressed_errors_are_logged(start: Any, caplog: pytest.LogCaptureFixture, processes: int) -> None:
+    def fail(self: Any, key: dict[str, Any]) -> None:
+        raise ValueError(f"no signal in {key['n']}")
+
+    Square = start(2, make=fail)
+    with caplog.at_level(logging.INFO, "djjobs"):
+        Square.populate(reserve_jobs=True, suppress_errors=True, processes=processes)
+    said = sorted(record.getMessage() for record in caplog.records if record.levelno == logging.ERROR)
+    assert said == [f"Square {{'n': {n}}}: ValueError: no signal in {n}" for n in (1, 2)]

@@ -227,11 +227,15 @@ def test_errors_are_retried_by_deleting_them_as_datajoint_users_do(schema: Any) 
 
 if not MODERN:
 
-    def test_the_schema_of_0_14_still_shows_its_jobs(schema: Any) -> None:
+    def test_the_schema_of_0_14_shows_the_jobs_that_0_14_would_have_there(schema: Any) -> None:
         lab = sessions(schema)
         lab.Spectrum.schedule_jobs()
-        assert len(schema.jobs & 'status = "scheduled"') == 12
-        assert {tuple(sorted(key)) for key in schema.jobs.fetch("key")} == {("session", "subject")}
+        assert len(schema.jobs) == 0 and len(djjobs.jobs(schema)) == 12
+        lab.set_status("error", subject="m1")
+        lab.set_status("reserved", subject="m2")
+        assert {key["subject"] for key in schema.jobs.fetch("key")} == {"m1", "m2"}
+        schema.jobs.delete()
+        assert job_counts(lab.Spectrum) == {"scheduled": 4}
 
     def test_a_legacy_table_that_comes_first_does_not_declare_a_legacy_queue(schema: Any) -> None:
         lab = sessions(schema)

@@ -184,6 +184,12 @@ def test_jobs_can_be_deleted_inside_a_transaction_and_come_back_with_it(lab: Lab
     assert ONE in lab.Spectrum.jobs
 
 
+def test_the_view_is_no_place_to_write(lab: Lab) -> None:
+    for write in (lab.Spectrum.jobs.insert1, lab.Spectrum.jobs.update1):
+        with pytest.raises(djjobs.DjJobsError, match=r"Spectrum.*row by row.*schedule_jobs"):
+            write({**ONE, "status": "scheduled"})
+
+
 # -- the words of DataJoint 2 --------------------------------------------------------------------------------------
 
 

@@ -204,3 +204,9 @@ if not MODERN:
         (schema.jobs & 'status = "error"').delete()
         assert len(plain.populate(reserve_jobs=True, suppress_errors=True)["error_list"]) == 1
         assert list(schema.jobs.fetch("key")) == [{"day": "2024-01-02"}]
+
+
+def test_an_empty_table_of_datajoint_gives_way_to_the_queue(schema: Any) -> None:
+    lab = sessions(schema)
+    legacy_jobs(schema, [])
+    assert lab.Spectrum.populate(reserve_jobs=True)["success_count"] == 12

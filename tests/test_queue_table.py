@@ -198,3 +198,19 @@ def test_times_do_not_depend_on_the_time_zone_of_a_session(schema: Any, engine: 
     assert second - first < datetime.timedelta(minutes=1)
     assert lab.Spectrum.populate(reserve_jobs=True, schedule_jobs=False)["success_count"] == 2
     schema.connection.connect()
+
+
+def test_a_queue_of_an_earlier_version_is_upgraded_in_place(schema: Any) -> None:
+    lab = sessions(schema)
+    lab.Spectrum.schedule_jobs()
+    before = rows_of(lab.Spectrum.jobs.proj("key_hash", "created_time"))
+    jobs = djjobs.jobs(schema).full_table_name
+    comment = f"COMMENT ON TABLE {jobs} IS '{{}}'" if '"' in jobs else f"ALTER TABLE {jobs} COMMENT = '{{}}'"
+    schema.connection.query(f"ALTER TABLE {jobs} DROP COLUMN automatic")
+    schema.connection.query(comment.format(tables.EARLIER_MARKS[0]))
+    with pytest.raises(djjobs.DjJobsError, match=f"earlier version .* djjobs migrate {schema.database}"):
+        lab.Spectrum.populate(reserve_jobs=True)
+    assert djjobs.migrate(schema) == len(before)
+    assert comment_of(djjobs.jobs(schema)) == tables.VERSION_MARK
+    assert rows_of(lab.Spectrum.jobs.proj("key_hash", "created_time")) == before
+    assert lab.Spectrum.populate(reserve_jobs=True)["success_count"] == len(before)

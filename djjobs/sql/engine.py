@@ -77,6 +77,11 @@ class Engine(JobStatements, RunStatements, WorkerStatements, ScheduleStatements,
     #: Whether the driver keeps signals waiting while it waits for the server.
     defers_signals: ClassVar[bool] = False
 
+    # -- migrating a `~jobs` of an earlier version
+
+    add_column: ClassVar[str] = "ALTER TABLE {jobs} ADD COLUMN {column}"
+    set_comment: ClassVar[str]
+
     # -- migrating a `~jobs` of DataJoint 0.14, which only MySQL can have ---------------------------------
 
     lock_jobs: ClassVar[str]

@@ -52,6 +52,7 @@ class MySQL(Engine):
         ALTER TABLE {jobs} DEFAULT CHARACTER SET utf8mb4, {modify_columns},
             RENAME INDEX table_name TO claim_in_order,
             COMMENT = '{comment}'"""
+    set_comment = "ALTER TABLE {jobs} COMMENT = '{comment}'"
     any_language = "ALTER TABLE {table} CONVERT TO CHARACTER SET utf8mb4 COLLATE utf8mb4_bin"
     # Other indexes fit the WHERE clause too; the optimizer must not pick one of them and sort.
     use_order_index = "FORCE INDEX (claim_in_order)"

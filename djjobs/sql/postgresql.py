@@ -77,7 +77,7 @@ class PostgreSQL(Engine):
         SELECT relname, obj_description(pg_class.oid, 'pg_class')
         FROM pg_class JOIN pg_namespace ON pg_namespace.oid = relnamespace
         WHERE nspname = %(schema)s AND relname IN %(names)s"""
-    after_declare = "COMMENT ON TABLE {jobs} IS '{comment}'"
+    set_comment = after_declare = "COMMENT ON TABLE {jobs} IS '{comment}'"
     begin = ("BEGIN ISOLATION LEVEL READ COMMITTED",)
 
     change_chosen = """
