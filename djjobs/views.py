@@ -180,8 +180,9 @@ class TableJobs(Jobs):
     def _is_no_place_to_write(self) -> NoReturn:
         name = type(self._target).__name__
         raise DjJobsError(
-            f"The jobs of {table_label(self._target)} cannot be written row by row. {name}.schedule_jobs() puts keys into "
-            f"the queue; {name}.ignore_jobs(...), retry_jobs(...) and cancel_jobs(...) change jobs; jobs.delete() removes them."
+            f"The jobs of {table_label(self._target)} cannot be written row by row. {name}.schedule_jobs() puts keys "
+            f"into the queue; {name}.ignore_jobs(...), retry_jobs(...) and cancel_jobs(...) change jobs, and "
+            f"{name}.jobs.delete() removes them."
         )
 
     def whole_key(self, key: Mapping[str, Any]) -> dict[str, Any]:
