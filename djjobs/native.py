@@ -43,18 +43,28 @@ def bring_native_jobs_once(queue: Queue, keys: Keys) -> None:
 
 def take_over(queue: Queue, table_name: str, keys: Keys | None = None) -> dict[str, int]:
     """Make what DataJoint recorded about a table ours; return how many jobs of its own queue came, by status."""
-    rehash_legacy_rows(queue, table_name)
+    rehash_legacy_rows(queue, table_name, keys)
     counts = bring_native_jobs(queue, table_name, keys)
     # At last, since nobody looks any more once this is there: what a person removes does not come back by itself.
     queue.change(queue.engine.add_scope, table=table_name, scope="")
     return counts
 
 
-def rehash_legacy_rows(queue: Queue, table_name: str) -> None:
-    """Let the errors and ignored keys that DataJoint 0.14 itself has recorded of a table be heeded."""
+def rehash_legacy_rows(queue: Queue, table_name: str, keys: Keys | None = None) -> None:
+    """Let the errors and ignored keys that DataJoint 0.14 itself has recorded of a table be heeded.
+
+    A native worker that was overtaken by another has left an error for a key whose result is there; that goes, if the
+    keys of the table are known.
+    """
     engine = queue.engine
-    if engine.rehash_legacy_rows:
-        queue.db.change(queue.sql(engine.rehash_legacy_rows, hash=engine.hash(engine.stored_key)), table=table_name)
+    if not engine.rehash_legacy_rows:
+        return
+    rehash = queue.sql(engine.rehash_legacy_rows, hash=engine.hash(engine.stored_key))
+    if queue.db.change(rehash, table=table_name) and keys is not None:
+        find = queue.sql(engine.find_overtaken, made=keys.made_sql)
+        hashes = tuple(key_hash for (key_hash,) in queue.db.execute(find, table=table_name).fetchall())
+        if hashes:
+            queue.change(engine.delete_by_hand, table=table_name, status="error", hashes=hashes)
 
 
 def bring_native_jobs(queue: Queue, table_name: str, keys: Keys | None = None) -> dict[str, int]:

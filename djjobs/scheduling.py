@@ -87,6 +87,7 @@ def schedule(
     with _turn_to_schedule(queue, keys.table.table_name, _scope(keys, force), interval) as mine:
         if not mine:
             return Scheduled(rate_limited=True)
+        rehash_legacy_rows(queue, keys.table.table_name, keys)
         return _NewRun(queue, keys, name or "", due_time, automatic=automatic).fill(priority, force, take_along)
 
 
@@ -100,6 +101,8 @@ def insert_new(queue: Queue, keys: Keys, status: str, priority: int, few: bool =
     parameters = {"table": keys.table.table_name, "priority": priority, "run": None, "automatic": int(automatic)}
     insert = _insert_sql(queue, keys, status, None, few, careful=True)
     inserted = queue.db.change(insert, **parameters, **queue.signature())
+    if inserted and automatic:
+        _note_automatic(queue, keys)
     if inserted:
         queue.announce()
     return inserted
@@ -113,6 +116,11 @@ def insert_few(queue: Queue, keys: Keys, priority: int) -> int:
     if any(keys.table._has_hook(name) for name in ("prepare_run", "finish_run")):
         return _NewRun(queue, keys, "", None, few=True, automatic=True).fill(priority).count
     return insert_new(queue, keys, "scheduled", priority, few=True, automatic=True)
+
+
+def _note_automatic(queue: Queue, keys: Keys) -> None:
+    """Afterwards: whoever takes the jobs along forgets the note first, so that none is overlooked for good."""
+    queue.change(queue.engine.note_automatic, table=keys.table.table_name)
 
 
 def _insert_sql(queue: Queue, keys: Keys, status: str, due_time: DueTime, few: bool, careful: bool) -> str:
@@ -198,6 +206,8 @@ class _NewRun:
     def fill(self, priority: int, force: bool = False, take_along: bool = False) -> Scheduled:
         """Put the jobs into the queue."""
         count = self._queue.db.retry(lambda: self._try(priority, force, take_along))
+        if count and self._parameters["automatic"]:
+            _note_automatic(self._queue, self._keys)
         if count:
             self._queue.announce()
             self._queue.has_grown(count)
@@ -248,13 +258,14 @@ class _NewRun:
 
     def _take_along(self, priority: int) -> int:
         """Let jobs that events have put there, and that nobody has begun, be part of this run; return how many."""
-        queue, engine, restricted = self._queue, self._queue.engine, self._keys.restricted
-        find = queue.sql(engine.find_automatic, join_chosen="")
-        if not queue.db.execute(f"{find} LIMIT 1", **self._parameters).fetchone():
+        queue, engine, join = self._queue, self._queue.engine, ""
+        if not queue.execute(engine.may_be_automatic, **self._parameters).fetchone():
             return 0
-        if restricted:
+        if self._keys.restricted:
             join = queue.sql(engine.join_chosen, chosen=self._keys.chosen_sql)
-            find = queue.sql(engine.find_automatic, join_chosen=join)
+        else:
+            queue.execute(engine.forget_automatic, **self._parameters)
+        find = queue.sql(engine.find_automatic, join_chosen=join)
         hashes = [key_hash for (key_hash,) in queue.db.execute(find, **self._parameters).fetchall()]
         due, turn = _due_and_turn(queue, self._due_time, "%(priority)s")
         later = "" if self._due_time is None else f", due_time = {due}"
@@ -380,7 +391,6 @@ def _turn_to_schedule(queue: Queue, table_name: str, scope: str, interval: float
         yield False
         return
     try:
-        rehash_legacy_rows(queue, table_name)
         yield True
     except BaseException:
         # A scheduling that failed was no scheduling: the next one need not wait, and a new scope is forgotten.

@@ -88,7 +88,7 @@ def job_definition() -> str:
     progress=null : {json}  # how far the running job is
     run_id=null : {big}  # the run that it belongs to
     automatic=0 : {small}  # 1 if an event put it there, and nobody has asked for it
-    index (table_name, status, turn, due_time, run_id, automatic)
+    index (table_name, status, turn, due_time, run_id)
     """.format(
         mark=UNFINISHED_MARK,
         statuses=statuses,

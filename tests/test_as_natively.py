@@ -330,3 +330,21 @@ def test_suppressed_errors_are_logged(start: Any, caplog: pytest.LogCaptureFixtu
         Square.populate(reserve_jobs=True, suppress_errors=True, processes=processes)
     said = sorted(record.getMessage() for record in caplog.records if record.levelno == logging.ERROR)
     assert said == [f"Square {{'n': {n}}}: ValueError: no signal in {n}" for n in (1, 2)]
+
+
+@pytest.mark.only(datajoint=0)
+def test_an_error_of_a_native_worker_that_was_overtaken_goes_with_the_next_scheduling(start: Any) -> None:
+    from datajoint.hash import key_hash
+
+    Square = start(3)
+    Square.populate("n = 1", reserve_jobs=True)
+    jobs = Square.jobs.full_table_name
+    for n in (1, 2):
+        values = f"'{Square.table_name}', '{key_hash({'n': n})}', 'error', '{{\"n\": {n}}}', 'DuplicateError'"
+        Square.connection.query(
+            f"INSERT INTO {jobs} (table_name, key_hash, status, `key`, error_message) VALUES ({values})"
+        )
+    Square.schedule_jobs(min_scheduling_interval=0)
+    # The error of 2 may be a real one: it is heeded.
+    assert statuses(Square) == {2: "error", 3: "scheduled"}
+    assert Square.populate(reserve_jobs=True)["success_count"] == 1

@@ -85,10 +85,11 @@ IN_ORDER, PRIMARY = "claim_in_order", "PRIMARY"
 COLUMNS = {IN_ORDER: "(table_name, status, turn, due_time", PRIMARY: "(table_name, key_hash"}
 
 STATEMENTS: dict[str, tuple[str, dict[str, str], str]] = {
-    "in order": ("pick_in_order", {"direction": "ASC"}, IN_ORDER),
-    "in reverse": ("pick_in_order", {"direction": "DESC"}, IN_ORDER),
+    "in order": ("pick_in_order", {"direction": "ASC", "asked_for": ""}, IN_ORDER),
+    "in reverse": ("pick_in_order", {"direction": "DESC", "asked_for": ""}, IN_ORDER),
     "found at random": ("pick_these", {}, PRIMARY),
-    "find at random": ("find_near", {}, PRIMARY),
+    "find at random": ("find_near", {"asked_for": ""}, PRIMARY),
+    "asked for": ("pick_in_order", {"direction": "ASC", "asked_for": "AND automatic = 0"}, IN_ORDER),
     "become due": ("pick_due", {}, IN_ORDER),
 }
 #: Those that lock jobs to claim them.
@@ -100,7 +101,7 @@ def render(table: Any, name: str, parts: dict[str, str]) -> tuple[str, dict[str,
     queue = Queue.of(table().connection, table.database)
     parameters = {**PARAMETERS, "table": table.table_name}
     if name == "pick_these":
-        rows = queue.execute(queue.engine.find_near, **parameters).fetchall()
+        rows = queue.db.execute(queue.sql(queue.engine.find_near, asked_for=""), **parameters).fetchall()
         parameters["hashes"] = tuple(row[0] for row in rows)
     return queue.sql(getattr(queue.engine, name), **parts), parameters
 

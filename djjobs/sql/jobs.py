@@ -72,7 +72,13 @@ class JobStatements:
     forget_scheduling = "UPDATE {control} SET last_scheduled = NULL WHERE table_name = %(table)s"
     forget_all_schedulings = "UPDATE {control} SET last_scheduled = NULL"
 
-    #: The jobs that events put there and that nobody has begun; by the index of claims alone, but for a restriction.
+    #: A row of the control table says whether there may be such jobs: to look for them takes as long as they are many.
+    may_be_automatic = "SELECT 1 FROM {control} WHERE table_name = %(table)s AND scope = 'automatic'"
+    note_automatic = """
+        INSERT INTO {control} (table_name, scope) VALUES (%(table)s, 'automatic') {or_skip[table_name]}"""
+    forget_automatic = "DELETE FROM {control} WHERE table_name = %(table)s AND scope = 'automatic'"
+
+    #: The jobs that events put there and that nobody has asked for.
     find_automatic = """
         SELECT job.key_hash FROM {jobs} AS job {use_order_index} {join_chosen}
         WHERE job.table_name = %(table)s AND job.status = 'scheduled' AND job.automatic = 1"""
@@ -295,6 +301,11 @@ class JobStatements:
         SELECT job.key_hash, {now}
         FROM {jobs} AS job JOIN ({made}) AS made ON made.key_hash = job.key_hash {join_chosen}
         WHERE job.table_name = %(table)s AND job.status IN {statuses} AND job.timestamp < {now} - {retention}"""
+
+    #: Errors that DataJoint 0.14 itself has recorded, which counts no attempts, and whose result is there.
+    find_overtaken = """
+        SELECT job.key_hash FROM {jobs} AS job JOIN ({made}) AS made ON made.key_hash = job.key_hash
+        WHERE job.table_name = %(table)s AND job.status = 'error' AND job.attempt = 0"""
 
     #: Remove them, unless they have changed since.
     delete_orphans = """

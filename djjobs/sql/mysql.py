@@ -79,7 +79,7 @@ class MySQL(Engine):
         WHERE table_name = %(table)s AND key_hash = %(key_hash)s"""
     replace_legacy_columns = """
         ALTER TABLE {jobs} DEFAULT CHARACTER SET utf8mb4, DROP {key}, {columns},
-            ADD INDEX claim_in_order (table_name, status, turn, due_time, run_id, automatic),
+            ADD INDEX claim_in_order (table_name, status, turn, due_time, run_id),
             COMMENT = '{comment}'"""
     stored_key = "CAST(`key` AS CHAR CHARACTER SET utf8mb4)"
     rehash_legacy_rows = """
