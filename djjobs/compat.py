@@ -216,12 +216,16 @@ class _Classic:
 
     def hide_from_legacy(self, upgraded: Callable[[Any], bool]) -> None:
         """Let ``schema.jobs`` show what 0.14 itself would have there: no job that waits, and none that is done."""
+        from datajoint.jobs import JobTable
         from datajoint.schemas import Schema
 
         native = Schema.jobs.fget
 
         def jobs(schema: Any) -> Any:
             table = native(schema)
+            if not upgraded(table):
+                # DataJoint keeps it for good, but the queue may have been upgraded since.
+                table = schema._jobs = JobTable(schema.connection, schema.database)
             return table & "status IN ('reserved', 'error', 'ignore')" if upgraded(table) else table
 
         Schema.jobs = property(jobs, doc=Schema.jobs.__doc__)
@@ -313,7 +317,7 @@ class _Modern(_Classic):
     def whole(self, attribute: Any) -> Any:
         # On PostgreSQL only the table that declares a uuid knows it to be one.
         is_uuid = attribute.type == "uuid" and not attribute.original_type
-        return attribute._replace(original_type="uuid", uuid=True, unsupported=False) if is_uuid else attribute
+        return attribute._replace(original_type="uuid") if is_uuid else attribute
 
     def list_jobs_of_schema(self, ours: Callable[[Any], list[Any]]) -> None:
         """Let ``schema.jobs`` list what `ours` gives, in place of DataJoint's own queues of the same tables."""

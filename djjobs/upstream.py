@@ -156,6 +156,7 @@ class _Registry:
 
     def tables_at(self, server: Any) -> list[type]:
         """The classes whose tables are on this server."""
+        self._find_tables()
         return [table for (where, _), table in list(self._tables.items()) if where == server]
 
     def _find_tables(self) -> None:

@@ -237,6 +237,16 @@ if not MODERN:
         schema.jobs.delete()
         assert job_counts(lab.Spectrum) == {"scheduled": 4}
 
+    def test_the_job_table_of_0_14_notices_that_it_has_become_a_queue(schema: Any) -> None:
+        jobs = schema.jobs  # which DataJoint declares
+        assert len(jobs) == 0
+        lab = sessions(schema)
+        lab.Spectrum.schedule_jobs()
+        assert schema.jobs.reserve("fake_table", {"n": 1}) and not schema.jobs.reserve("fake_table", {"n": 1})
+        assert schema.jobs.fetch("key").tolist() == [{"n": 1}]
+        schema.jobs.complete("fake_table", {"n": 1})
+        assert len(schema.jobs) == 0
+
     def test_a_legacy_table_that_comes_first_does_not_declare_a_legacy_queue(schema: Any) -> None:
         lab = sessions(schema)
         plain = declare(schema, lab, "Plain", dj.Computed)

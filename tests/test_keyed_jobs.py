@@ -332,6 +332,10 @@ def test_a_schema_lists_the_jobs_of_its_tables(lab: Lab) -> None:
     listed = {type(jobs).__name__: jobs.target.table_name for jobs in lab.schema.jobs}
     assert listed == {"TableJobs": "__spectrum", "Job": "__plain"}
     assert sum(len(jobs.pending) for jobs in lab.schema.jobs) == 9 + 12
+    Gone = computed(lab.schema, "-> Session", {"Session": lab.Session}, "Gone")
+    Gone.schedule_jobs()
+    Gone().drop_quick()
+    assert {jobs.target.table_name for jobs in lab.schema.jobs} == {"__spectrum", "__plain"}
 
 
 @pytest.mark.only(datajoint=2)
