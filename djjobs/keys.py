@@ -17,7 +17,7 @@ from .errors import DjJobsError
 from .sql import Engine
 from .tables import RESTRICTION_LENGTH
 
-__all__ = ["Keys", "UnfitKey", "hashes_sql", "is_about_jobs", "table_label"]
+__all__ = ["Keys", "UnfitKey", "about_keys_of", "hashes_sql", "is_about_jobs", "table_label"]
 
 _KINDS = (
     (r"bool", "bool"),
@@ -40,6 +40,12 @@ def table_label(table: Any) -> str:
 def is_about_jobs(restriction: Any) -> bool:
     """Whether a restriction is a query on `~jobs`, which chooses by the jobs that it holds."""
     return isinstance(restriction, QueryExpression) and {"table_name", "key_hash"} <= set(restriction.heading.names)
+
+
+def about_keys_of(restriction: Any, table: Any) -> Any:
+    """A restriction of a table's keys. The jobs of another table choose by their keys: none of them is this one's."""
+    others = is_about_jobs(restriction) and getattr(restriction, "target", table).table_name != table.table_name
+    return restriction.proj() if others else restriction
 
 
 def _in_words(restriction: Any) -> str:
@@ -94,6 +100,7 @@ class Keys:
         self.table = table
         self.label = table_label(table)
         self.engine = engine
+        restrictions = tuple(about_keys_of(restriction, table) for restriction in restrictions)
         self._on_keys = [r for r in restrictions if not is_about_jobs(r)]
         self._on_jobs = [r for r in restrictions if is_about_jobs(r)]
         self._quote = lambda name: datajoint_api.quote(table.connection, name)

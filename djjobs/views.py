@@ -15,7 +15,7 @@ from datajoint.heading import Heading
 from . import by_hand, cleanup, scheduling
 from .compat import datajoint_api
 from .errors import DjJobsError
-from .keys import Keys, hashes_sql, is_about_jobs, table_label
+from .keys import Keys, about_keys_of, hashes_sql, is_about_jobs, table_label
 from .outbox import server_of
 from .queue import Queue
 from .tables import STATUSES, Jobs, in_all
@@ -123,7 +123,7 @@ class TableJobs(Jobs):
     def fitting(self, restrictions: tuple[Any, ...]) -> TableJobs:
         """Those of these jobs whose own key fits the restrictions, whatever key_source says."""
         fitting = self
-        for restriction in restrictions:
+        for restriction in (about_keys_of(one, self._target) for one in restrictions):
             if is_about_jobs(restriction):
                 fitting = fitting.among(hashes_sql(restriction, self._target))
             else:

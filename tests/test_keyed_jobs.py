@@ -39,6 +39,16 @@ def lab(standing: Lab) -> Lab:
     return standing
 
 
+@pytest.fixture
+def second(lab: Lab) -> Iterator[Any]:
+    """Another table with the same keys, all scheduled."""
+    table = computed(lab.schema, "-> Session", {"Session": lab.Session}, "Second")
+    table.schedule_jobs(min_scheduling_interval=0)
+    yield table
+    table().drop_quick()
+    (djjobs.jobs(lab.schema) & {"table_name": table.table_name}).delete()
+
+
 def keys_in(jobs: Any) -> set[tuple[str, int]]:
     return {(key["subject"], key["session"]) for key in keys_of(jobs)}
 
@@ -71,6 +81,15 @@ def test_queries_choose_jobs_and_jobs_choose_rows(lab: Lab) -> None:
     assert {(row["subject"], row["session_date"].day) for row in joined} == {("m0", 4), ("m1", 4), ("m2", 4)}
     counted = lab.Subject.aggr(Spectrum.jobs.errors, n="count(*)")
     assert {row["subject"]: row["n"] for row in rows_of(counted)} == {"m0": 1, "m1": 1, "m2": 1}
+
+
+def test_jobs_choose_by_being_jobs_of_the_table_or_by_their_keys(lab: Lab, second: Any) -> None:
+    # All failed jobs of the schema, as far as they are this table's: there are none.
+    assert second.cancel_jobs(djjobs.jobs(lab.schema) & "status = 'error'") == 0
+    assert second.populate(lab.Spectrum.jobs.errors, reserve_jobs=True)["success_count"] == 3
+    assert keys_in(second()) == ERRORS
+    assert second.cancel_jobs(lab.Spectrum.jobs & {"subject": "m1"}) == 3
+    assert len(lab.Spectrum.jobs.cancelled) == 0
 
 
 def test_the_key_comes_first_and_comes_back(lab: Lab) -> None:
@@ -129,12 +148,9 @@ def test_the_queue_of_a_schema_refuses_what_only_a_table_has(lab: Lab) -> None:
     assert len(jobs) == 12
 
 
-def test_dropping_the_jobs_of_a_table_leaves_the_queue(lab: Lab) -> None:
-    Second = computed(lab.schema, "-> Session", {"Session": lab.Session}, "Second")
-    Second.schedule_jobs()
+def test_dropping_the_jobs_of_a_table_leaves_the_queue(lab: Lab, second: Any) -> None:
     lab.Spectrum.jobs.errors.drop()
-    assert (len(lab.Spectrum.jobs), len(Second.jobs)) == (0, 12)
-    Second.jobs.delete()
+    assert (len(lab.Spectrum.jobs), len(second.jobs)) == (0, 12)
 
 
 def test_deleting_a_running_job_takes_it_away_and_says_so(
