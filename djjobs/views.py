@@ -90,6 +90,10 @@ class TableJobs(Jobs):
         count = len(self.heading.primary_key)
         return "\n".join([f"# jobs of {self._target.full_table_name}", *lines[:count], "---", *lines[count:]])
 
+    def describe(self, *_: Any, **__: Any) -> str:
+        """The definition."""
+        return self.definition
+
     # -- the words of others ------------------------------------------------------------------------------------
 
     def _with_status(self, status: str) -> Jobs:
