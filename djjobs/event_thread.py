@@ -84,27 +84,33 @@ class _Courier:
             if self._asleep:
                 self._news.notify_all()
 
-    def flush(self, timeout: float, at_once: bool = False) -> bool:
-        """Wait until everything was acted on; return whether it was, and nothing has failed since the last time.
+    def flush(self, timeout: float) -> bool:
+        """Wait until everything was acted on; return whether it was, and nothing has failed since the last time."""
+        done = self._wait(timeout)
+        failed, self._failures_told = self._agenda.failures > self._failures_told, self._agenda.failures
+        return done and not failed
 
-        Parameters
-        ----------
-        at_once : bool
-            Do what was put off, too, without waiting for its time. Defaults to False.
-        """
+    def hurry(self, timeout: float) -> None:
+        """Wait until everything was acted on, what was put off included: it does not wait for its time."""
         if self._is_done or threading.current_thread() is self._thread:
             # A hook that runs in the thread itself would wait for its own end.
-            timeout = 0.0
-        deadline = time.monotonic() + timeout
+            return
+        with self._news:
+            self._in_a_hurry += 1
+        try:
+            self._wait(timeout)
+        finally:
+            with self._news:
+                self._in_a_hurry -= 1
+
+    def _wait(self, timeout: float) -> bool:
         with self._news:
             self._waiting += 1
-            self._in_a_hurry += at_once
             self._news.notify_all()
-            done = self._news.wait_for(lambda: self._is_done, deadline - time.monotonic())
-            self._waiting -= 1
-            self._in_a_hurry -= at_once
-            failed, self._failures_told = self._agenda.failures > self._failures_told, self._agenda.failures
-        return done and not failed
+            try:
+                return self._news.wait_for(lambda: self._is_done, timeout)
+            finally:
+                self._waiting -= 1
 
     @property
     def _is_done(self) -> bool:

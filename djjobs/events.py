@@ -57,7 +57,7 @@ def act_now(timeout: float) -> None:
 
     What was put off is done at once: it is not for the crowd that the person waits.
     """
-    courier.flush(timeout, at_once=True)
+    courier.hurry(timeout)
 
 
 class HeldEvents:

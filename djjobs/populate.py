@@ -103,8 +103,8 @@ def populate(queue: Queue, keys: Keys, options: Options, schedule: Callable[[], 
 
 
 def _tell_of_suppressed(name: str, outcome: Outcome) -> None:
-    """As DataJoint does, at ERROR; an error that is not the last word on its job is a warning."""
+    """As DataJoint does, at ERROR and where it does; an error that is not the last word on its job is a warning."""
     if outcome.retry_in is None:
-        logger.error("%s %s: %s", name, outcome.key, outcome.message)
+        logging.getLogger("datajoint").error("%s %s: %s", name, outcome.key, outcome.message)
     else:
         logger.warning("%s %s is tried again in %.0f s: %s", name, outcome.key, outcome.retry_in, outcome.message)

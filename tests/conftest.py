@@ -14,6 +14,8 @@ from typing import Any
 os.environ["DJ_IGNORE_CONFIG_FILE"] = "true"
 # the tests count what they schedule themselves; those of events turn these on
 os.environ.setdefault("DJJOBS_EVENTS", "0")
+# a populate that finds nothing waits for it to pass; five seconds each would take most of the time
+os.environ.setdefault("DJJOBS_MIN_SCHEDULING_INTERVAL", "0.5")
 
 import datajoint as dj
 import forks  # noqa: F401 - before djjobs

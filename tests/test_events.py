@@ -536,7 +536,7 @@ def test_a_pipeline_fills_itself_with_nobody_calling_schedule(lab: Lab, monkeypa
     code = """
 import sys
 from djjobs.bench import Bench
-Bench.schedule = lambda self, at_once: None
+Bench.schedule = lambda self, at_once: False
 from djjobs.worker import WorkerOptions, run_worker
 sys.exit(run_worker([{table}], WorkerOptions(drain=True)))
 """

@@ -11,10 +11,12 @@ from typing import Any
 
 import datajoint as dj
 import pytest
+from helpers import wait_for
 from pipelines import evaluations, in_processes, job_counts, keys_of, rows_of, statements_of
 from workloads.squares import Standing, insert_square, made, squares
 
 import djjobs
+from djjobs.event_thread import courier
 from djjobs.tables import JobControl
 from djjobs.worker import WorkerOptions, run_worker
 
@@ -304,6 +306,18 @@ def test_without_auto_refresh_there_are_no_automatic_jobs(start: Any, soon: None
         (Square & "n = 1").delete()
         assert djjobs.flush_events()
         assert len(Square.jobs) == 0
+
+
+def test_a_populate_does_not_hide_what_has_failed(start: Any, soon: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    Square = start(0)
+    populate(Square)
+    with monkeypatch.context() as patch:
+        patch.setattr(Square, "_priority", lambda self: 1 / 0)
+        insert(Square, 1)
+        wait_for(lambda: not courier._is_done)
+        wait_for(lambda: courier._is_done)
+    assert populate(Square) == 1
+    assert not djjobs.flush_events() and djjobs.flush_events()
 
 
 # -- DataJoint 0.14's own job table --------------------------------------------------------------------------------

@@ -96,7 +96,11 @@ def test_the_key_comes_first_and_comes_back(lab: Lab) -> None:
     jobs = lab.Spectrum.jobs
     assert jobs.heading.names[:3] == ["subject", "session", "status"]
     assert jobs.primary_key == ["subject", "session"]
-    assert jobs.describe().splitlines()[1:4] == ["subject : varchar(16)", f"session : {jobs.heading['session'].type}", "---"]
+    assert jobs.describe().splitlines()[1:4] == [
+        "subject : varchar(16)",
+        f"session : {jobs.heading['session'].type}",
+        "---",
+    ]
     assert keys_in(jobs.errors) == ERRORS
     states = [(row["subject"], row["status"]) for row in rows_of(jobs & "session = 3")]
     assert states == [("m0", "error"), ("m1", "error"), ("m2", "error")]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import random
+import re
 import secrets
 import shutil
 import statistics
@@ -26,6 +27,8 @@ from chaos.watch import Watch
 
 #: How long a worker may take to leave, by the promise that it makes, before the slack.
 LEAVING = 10.0
+#: In a traceback: a populate that was beyond its beginning.
+_AT_WORK = re.compile(r"/djjobs/working\.py\", line \d+, in work\b")
 #: After so many it is no use to go on.
 _MOST_COMPLAINTS = 100
 
@@ -190,7 +193,7 @@ class _Run:
         was_cut_off = not worker.ready and any(since <= cut <= end.when for cut in record.cuts)
         if was_cut_off or record.in_outage(since, end.when):
             # A populate waits for the server once it has begun to work.
-            was_at_work = worker.ready if worker.kind == "worker" else "/djjobs/working.py" in worker.words()
+            was_at_work = worker.ready if worker.kind == "worker" else _AT_WORK.search(worker.words()) is not None
             if worker.state != "leaving" and was_at_work:
                 record.complain(f"a {worker.kind} did not survive the restart of the server: {_last_words(end)}")
             record.hit([worker.pid, *worker.last_children], "ended while the server was away")
