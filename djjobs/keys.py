@@ -39,13 +39,15 @@ def table_label(table: Any) -> str:
 
 def is_about_jobs(restriction: Any) -> bool:
     """Whether a restriction is a query on `~jobs`, which chooses by the jobs that it holds."""
+    if hasattr(restriction, "own_hashes_sql"):
+        return True
     return isinstance(restriction, QueryExpression) and {"table_name", "key_hash"} <= set(restriction.heading.names)
 
 
 def about_keys_of(restriction: Any, table: Any) -> Any:
     """A restriction of a table's keys. The jobs of another table choose by their keys: none of them is this one's."""
-    others = is_about_jobs(restriction) and getattr(restriction, "target", table).table_name != table.table_name
-    return restriction.proj() if others else restriction
+    others = hasattr(restriction, "own_hashes_sql") and restriction.target.full_table_name != table.full_table_name
+    return restriction.proj().make_subquery() if others else restriction
 
 
 def _in_words(restriction: Any) -> str:
@@ -58,6 +60,8 @@ def _in_words(restriction: Any) -> str:
 
 def hashes_sql(jobs: Any, table: Any) -> str:
     """The hashes of those jobs of a query on `~jobs` that are a table's own."""
+    if hasattr(jobs, "own_hashes_sql"):
+        return jobs.own_hashes_sql()
     held = jobs.proj("table_name", "key_hash").make_sql()
     # DISTINCT keeps MySQL from merging the subquery into a statement that changes the same table.
     return f"SELECT DISTINCT key_hash FROM ({held}) AS held WHERE held.table_name = '{table.table_name}'"
@@ -211,6 +215,10 @@ class Keys:
         place = {"schema": self.target.database, "table": self.target.table_name}
         rows = queue.db.execute(self.engine.column_types, full_name=self.target.full_table_name, **place).fetchall()
         declared = {name: tuple(rest) for name, *rest in rows}
+        if not declared:
+            raise DjJobsError(
+                f"The table of {self.label} is not in the database. Declare it, or look at djjobs.jobs(schema)."
+            )
         return [
             self.engine.key_column(self.engine.key, name, self._kinds[name], attribute.type, declared[name])
             for name, attribute in self.attributes.items()

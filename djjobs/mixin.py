@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -83,8 +84,8 @@ class JobsMixin:
     events : bool
         Whether inserts upstream schedule jobs by themselves, and deletes clean up after themselves. Defaults to
         ``djjobs.settings.events``.
-    jobs : Jobs
-        The rows of `~jobs` that belong to this table: a DataJoint query, with `.scheduled`,
+    jobs : TableJobs
+        The jobs of this table: a DataJoint query with the attributes of the table's key, and `.scheduled`,
         `.reserved`, `.errors`, `.ignored`, `.completed` and `.cancelled`.
     """
 
@@ -210,9 +211,10 @@ class JobsMixin:
         priority : int
             Run only jobs of this priority number or lower, and give it to new jobs. Defaults to all.
         refresh : bool
-            DataJoint 2's word for `schedule_jobs`. Defaults to ``dj.config.jobs.auto_refresh``.
+            DataJoint 2's word: schedule before working. False also leaves alone what only an event has put into the
+            queue. Defaults to ``dj.config.jobs.auto_refresh``, under DataJoint 0.14 to True.
         schedule_jobs : bool
-            Schedule before working. Defaults to True.
+            Schedule before working; False leaves that to others and runs what they put there. Defaults to True.
 
         Returns
         -------
@@ -412,6 +414,8 @@ class JobsMixin:
 
 #: How many changes of this process had been made when a populate last scheduled a table.
 _seen: weakref.WeakKeyDictionary[type, int] = weakref.WeakKeyDictionary()
+# What the parent has changed, and has seen, is the parent's.
+os.register_at_fork(after_in_child=_seen.clear)
 #: How long who schedules by hand waits for what this process has changed to be acted on.
 _FLUSH = 10.0
 

@@ -144,9 +144,13 @@ class TableJobs(Jobs):
     def as_stored(self) -> Jobs:
         """The same jobs with the columns that `~jobs` itself has, whatever a key attribute is called."""
         rows = self._queue.jobs & {"table_name": self._target.table_name}
-        chosen = f"key_hash IN (SELECT DISTINCT {self._hash} FROM {self.from_clause()}{self.where_clause()})"
-        rows._restriction = dj.AndList([*rows.restriction, chosen])
+        rows._restriction = dj.AndList([*rows.restriction, f"key_hash IN ({self.own_hashes_sql()})"])
         return rows
+
+    def own_hashes_sql(self) -> str:
+        """The hashes of these jobs, whatever a projection has left of their columns."""
+        # DISTINCT keeps MySQL from merging the subquery into a statement that changes the same table.
+        return f"SELECT DISTINCT {self._hash} AS key_hash FROM {self.from_clause()}{self.where_clause()}"
 
     # -- deleting -------------------------------------------------------------------------------------------------
 

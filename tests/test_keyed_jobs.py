@@ -205,6 +205,15 @@ def test_jobs_can_be_deleted_inside_a_transaction_and_come_back_with_it(lab: Lab
     assert ONE in lab.Spectrum.jobs
 
 
+def test_the_jobs_of_a_table_that_was_dropped_say_so(lab: Lab) -> None:
+    Gone = computed(lab.schema, "-> Session", {"Session": lab.Session}, "Gone")
+    Gone.schedule_jobs(min_scheduling_interval=0)
+    Gone().drop_quick()
+    with pytest.raises(djjobs.DjJobsError, match=r"Gone .*is not in the database.*djjobs.jobs"):
+        Gone.jobs.errors
+    (djjobs.jobs(lab.schema) & {"table_name": "__gone"}).delete()
+
+
 def test_the_view_is_no_place_to_write(lab: Lab) -> None:
     for write in (lab.Spectrum.jobs.insert1, lab.Spectrum.jobs.update1):
         with pytest.raises(djjobs.DjJobsError, match=r"Spectrum.*row by row.*schedule_jobs"):
@@ -440,6 +449,8 @@ def test_key_attributes_with_the_names_of_a_jobs_columns_go_first(lab: Lab) -> N
     assert keys_of(Check.jobs & {"status": 1}) == [{"status": 1, "user": "ann", "version": "a", "key_hash": "x"}]
     assert len(Check.jobs.scheduled) == 2 and len(Check.jobs.errors) == 0
     assert (Check.jobs & {"user": "bob"}).fetch1("job_status") == "scheduled"
+    assert Check.cancel_jobs(Check.jobs & {"status": 2}) == 1
+    assert Check.retry_jobs(Check.jobs.cancelled.proj()) == 1
     (Check.jobs & {"status": 2}).delete()
     assert {row["status"] for row in rows_of(Check.jobs)} == {1}
     Check.jobs.drop()

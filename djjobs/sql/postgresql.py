@@ -123,7 +123,7 @@ class PostgreSQL(Engine):
 
     column_types = """
         SELECT attname, format_type(atttypid, atttypmod) FROM pg_attribute
-        WHERE attrelid = CAST(%(full_name)s AS regclass) AND attnum > 0"""
+        WHERE attrelid = to_regclass(%(full_name)s) AND attnum > 0 AND NOT attisdropped"""
 
     def key_column(self, json: str, name: str, kind: str, type_: str, declared: tuple[Any, ...]) -> str:
         text, wanted = self.json_member(json, name), _without_length(declared[0])
