@@ -110,6 +110,13 @@ class Lab:
         return JobControl(self.schema.connection, self.schema.database)
 
 
+def no_signal_in_session_3(self: Any, key: dict[str, Any]) -> None:
+    """A make() of Spectrum that fails for each subject's session 3."""
+    if key["session"] == 3:
+        raise ValueError("no signal")
+    self.insert1({**key, "power": key["session"]})
+
+
 SESSION = f"""
 -> Subject
 session : {INT}

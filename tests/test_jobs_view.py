@@ -8,19 +8,14 @@ from typing import Any
 
 import datajoint as dj
 import pytest
-from pipelines import INT, MODERN, Lab, computed, keys_of, rows_of, standing_lab
+from pipelines import INT, MODERN, Lab, computed, keys_of, no_signal_in_session_3, rows_of, standing_lab
 
 import djjobs
 
 
 @pytest.fixture(scope="module")
 def standing(server: Any) -> Iterator[Lab]:
-    def make(self: Any, key: dict[str, Any]) -> None:
-        if key["session"] == 3:
-            raise ValueError("no signal")
-        self.insert1({**key, "power": key["session"]})
-
-    with standing_lab(make=make, keep_completed=True) as lab:
+    with standing_lab(make=no_signal_in_session_3, keep_completed=True) as lab:
         yield lab
 
 
