@@ -114,7 +114,6 @@ class _Source:
     def __init__(self, queue: Queue, target: Any, native: Any) -> None:
         self._queue, self._target, self._native = queue, target, native
         self.names: list[str] = native.primary_key
-        self._utc = queue.engine.native_utc[datajoint_api.backend(queue.db.connection)]
 
     def fits(self, keys: Keys | None) -> bool:
         """Whether its keys are those of the table. It may have been declared anew, or have a key_source of its own."""
@@ -140,9 +139,9 @@ class _Source:
             hash=engine.hash(self._json("native")),
             json=engine.json(self._json("job")),
             metadata=engine.json(engine.json_text({"version": ("job.version", "text")})),
-            due=self._utc.format(time="native.scheduled_time"),
-            created=self._utc.format(time="native.created_time"),
-            changed=self._utc.format(time="COALESCE(native.completed_time, native.created_time)"),
+            due=engine.utc_time("native.scheduled_time"),
+            created=engine.utc_time("native.created_time"),
+            changed=engine.utc_time("COALESCE(native.completed_time, native.created_time)"),
             place=engine.microseconds("job._place"),
             order=", ".join(self._column("native", name) for name in self.names),
             also=_ONLY_IF[theirs] + self._is_made if theirs in _ONLY_IF else "",

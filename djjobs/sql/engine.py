@@ -149,6 +149,10 @@ class Engine(JobStatements, RunStatements, WorkerStatements, ScheduleStatements,
         """A UTC time in the time zone of the session, which the times of DataJoint's own tables are in."""
 
     @abstractmethod
+    def utc_time(self, local: str) -> str:
+        """The other way round."""
+
+    @abstractmethod
     def json_member(self, json: str, name: str) -> str:
         """The text of a member of a JSON column; NULL if there is none."""
 

@@ -157,6 +157,9 @@ class MySQL(Engine):
     def local_time(self, utc: str) -> str:
         return f"CONVERT_TZ({utc}, '+00:00', @@session.time_zone)"
 
+    def utc_time(self, local: str) -> str:
+        return f"CONVERT_TZ({local}, @@session.time_zone, '+00:00')"
+
     def json_member(self, json: str, name: str) -> str:
         return f"JSON_UNQUOTE(JSON_EXTRACT({json}, '$.{name}'))"
 

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import ClassVar
-
 
 class NativeStatements:
     """What is read of them. Nothing is written: workers of DataJoint's own may go on."""
@@ -28,12 +25,6 @@ class NativeStatements:
         {or_skip[table_name]}"""
 
     native_is_made = "EXISTS (SELECT 1 FROM {target} AS target WHERE {same_key})"
-
-    #: A time that DataJoint recorded in the session's time zone, in UTC; by DataJoint's name of the engine.
-    native_utc: ClassVar[Mapping[str, str]] = {
-        "mysql": "CONVERT_TZ({time}, @@session.time_zone, '+00:00')",
-        "postgresql": "(CAST({time} AS timestamptz) AT TIME ZONE 'UTC')",
-    }
 
     #: Whether what DataJoint recorded about a table has been taken over.
     was_taken_over = "SELECT EXISTS (SELECT 1 FROM {control} WHERE table_name = %(table)s AND scope = '')"

@@ -138,6 +138,9 @@ class PostgreSQL(Engine):
     def local_time(self, utc: str) -> str:
         return f"CAST(({utc}) AT TIME ZONE 'UTC' AS timestamp)"
 
+    def utc_time(self, local: str) -> str:
+        return f"(CAST({local} AS timestamptz) AT TIME ZONE 'UTC')"
+
     def json_member(self, json: str, name: str) -> str:
         return f"{json} ->> '{name}'"
 
