@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from .compat import pack
+from .database import portions
 from .errors import DjJobsError
 from .finishing import storable, truncated
 from .identity import version_metadata
@@ -19,16 +20,12 @@ from .tables import tell_of_running
 
 __all__ = ["complete", "delete", "fail", "release_older", "reserve"]
 
-#: How many jobs one statement removes.
-_PORTION = 5000
-
 
 def delete(queue: Queue, table: Any, hashes: Mapping[str, Sequence[str]]) -> int:
     """Delete jobs that still have the status under which they are listed; return how many."""
     counts = {}
     for status, found in hashes.items():
-        portions = [tuple(found[first : first + _PORTION]) for first in range(0, len(found), _PORTION)]
-        which = [{"table": table.table_name, "status": status, "hashes": portion} for portion in portions]
+        which = [{"table": table.table_name, "status": status, "hashes": portion} for portion in portions(found)]
         counts[status] = sum(_change(queue, queue.engine.delete_by_hand, **these) for these in which)
     if any(counts.values()):
         # Their keys may be scheduled again at once.

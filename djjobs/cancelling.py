@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from .database import portions
 from .errors import JobNotCancellable
 from .keys import Keys
 from .queue import Queue
@@ -12,8 +13,6 @@ __all__ = ["cancel", "cancel_run"]
 
 #: How often jobs are looked for that others claim just then.
 _MOST_PASSES = 20
-#: How many jobs of a run are called off at once.
-_PORTION = 5000
 
 
 def cancel(queue: Queue, keys: Keys, force: bool = False) -> int:
@@ -30,8 +29,8 @@ def cancel_run(queue: Queue, table_name: str, run_id: int, force: bool = False) 
     called_off = queue.change(engine.cancel_run, **run)
     hashes = [key_hash for (key_hash,) in queue.execute(engine.find_open_jobs, **run).fetchall()]
     chosen, count = queue.sql(engine.these_jobs), 0
-    for first in range(0, len(hashes), _PORTION):
-        which = {"run": run_id, "hashes": tuple(hashes[first : first + _PORTION])}
+    for portion in portions(hashes):
+        which = {"run": run_id, "hashes": portion}
         count += _CallingOff(queue, table_name, chosen, engine.change_these, engine.still_in_run, **which).run(force)
     return count if called_off or count else None
 

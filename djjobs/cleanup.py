@@ -9,6 +9,7 @@ import logging
 from typing import Any
 
 from .compat import datajoint_api
+from .database import portions
 from .finishing import Finisher
 from .leases import recover_once
 from .queue import Queue
@@ -17,9 +18,6 @@ from .settings import settings
 __all__ = ["cleanup"]
 
 logger = logging.getLogger("djjobs")
-
-#: How many jobs one statement removes.
-_PORTION = 5000
 
 
 def cleanup(queue: Queue, finisher: Finisher, chosen: str = "") -> dict[str, int]:
@@ -65,8 +63,7 @@ def _remove_runs(queue: Queue, finisher: Finisher) -> int:
     queue.change(engine.end_runs, table=table, finish=int(not finisher.keys.table._has_hook("finish_run")))
     find = queue.sql(engine.find_expired_runs, retention=engine.seconds("%(retention)s"))
     runs = [run_id for (run_id,) in queue.db.execute(find, table=table, retention=settings.retention).fetchall()]
-    portions = [tuple(runs[first : first + _PORTION]) for first in range(0, len(runs), _PORTION)]
-    return sum(queue.change(engine.delete_runs, runs=portion) for portion in portions)
+    return sum(queue.change(engine.delete_runs, runs=portion) for portion in portions(runs))
 
 
 class _Removal:
@@ -87,8 +84,7 @@ class _Removal:
         find, delete = queue.sql(self._find, **parts), queue.sql(engine.delete_orphans, statuses=among)
         rows = queue.db.execute(find, **self._parameters).fetchall()
         removed = 0
-        for first in range(0, len(rows), _PORTION):
-            portion = rows[first : first + _PORTION]
+        for portion in portions(rows):
             hashes = self._agreed([key_hash for key_hash, _ in portion])
             if hashes:
                 removed += queue.db.change(delete, table=table_name, hashes=hashes, seen=portion[0][1])

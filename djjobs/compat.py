@@ -343,7 +343,7 @@ class _Modern(_Classic):
         """2.x's ``schema.jobs`` is a list."""
 
     def hide_from_legacy(self, upgraded: Callable[[Any], bool]) -> None:
-        """The same."""
+        """2.x's ``schema.jobs`` is a list."""
 
     def natively_queued(self, connection: Any, database: str) -> list[str]:
         names = {name for (name,) in connection.query(connection.adapter.list_tables_sql(database))}

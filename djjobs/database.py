@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any, TypeVar
 
@@ -18,7 +18,7 @@ from .outbox import Outbox
 from .settings import settings
 from .sql import Engine, engine_for
 
-__all__ = ["Database", "connect", "connected", "explained"]
+__all__ = ["Database", "connect", "connected", "explained", "portions"]
 
 _TRIES, _HURRIED_TRIES = 10, 2
 T = TypeVar("T")
@@ -188,6 +188,12 @@ class Database:
             yield
         finally:
             self.execute(give_back)
+
+
+def portions(items: Sequence[T], size: int = 5000) -> Iterator[tuple[T, ...]]:
+    """As many at a time as one statement takes well."""
+    for first in range(0, len(items), size):
+        yield tuple(items[first : first + size])
 
 
 @contextmanager

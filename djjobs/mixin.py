@@ -354,7 +354,7 @@ class JobsMixin:
         except DjJobsError:
             queue.insist_on_write_access(table_label(self))
             raise
-        bring_native_jobs_once(queue, keys)
+        bring_native_jobs_once(queue, self)
         return queue, keys
 
     def _schedule(

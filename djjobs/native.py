@@ -24,21 +24,20 @@ _WORDS = {"ignore": "ignored", "error": "failed", "scheduled": "scheduled", "suc
 _ONLY_IF = {"error": "AND NOT ", "pending": "AND NOT ", "success": "AND "}
 
 
-def bring_native_jobs_once(queue: Queue, keys: Keys) -> None:
+def bring_native_jobs_once(queue: Queue, table: Any) -> None:
     """At the first use of a table's queue: take over what DataJoint recorded about it, and say so."""
-    table_name = keys.table.table_name
-    if table_name in queue.taken_over:
+    if table.table_name in queue.taken_over:
         return
-    queue.taken_over.add(table_name)
-    if queue.ask(queue.engine.was_taken_over, table=table_name):
-        return
-    # Whoever comes second waits for the end: it would else schedule what is to be ignored.
-    with queue.db.locked(f"djjobs {queue.database}"):
-        if queue.ask(queue.engine.was_taken_over, table=table_name):
-            return
-        counts = take_over(queue, table_name, keys)
-    if counts:
-        logger.warning("%s: %s of DataJoint's own queue were brought along", keys.label, in_words(counts))
+    if not queue.ask(queue.engine.was_taken_over, table=table.table_name):
+        keys = Keys(table, (), queue.engine)
+        # Whoever comes second waits for the end: it would else schedule what is to be ignored.
+        with queue.db.locked(f"djjobs {queue.database}"):
+            was_taken_over = queue.ask(queue.engine.was_taken_over, table=table.table_name)
+            counts = {} if was_taken_over else take_over(queue, table.table_name, keys)
+        if counts:
+            logger.warning("%s: %s of DataJoint's own queue were brought along", keys.label, in_words(counts))
+    # Only now: what has failed is tried again the next time.
+    queue.taken_over.add(table.table_name)
 
 
 def take_over(queue: Queue, table_name: str, keys: Keys | None = None) -> dict[str, int]:

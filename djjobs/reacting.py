@@ -15,6 +15,7 @@ from . import cleanup, scheduling
 from .compat import datajoint_api
 from .database import Database, explained
 from .keys import Keys, table_label
+from .native import bring_native_jobs_once
 from .outbox import Change, account_of, merge_into
 from .queue import Queue
 from .settings import settings
@@ -173,6 +174,7 @@ class Agenda:
         table = self._table(cls)
         with explained(table.connection, table_label(table), "schedule"):
             queue = Queue.of(table.connection, table.database)
+            bring_native_jobs_once(queue, table)
             if task.cleanup and (at_once or self._time_to_clean(cls) <= time.monotonic()):
                 self._clean_up(queue, table, task)
             if task.keys:

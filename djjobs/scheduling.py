@@ -6,7 +6,8 @@ import datetime
 import hashlib
 import re
 import secrets
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -14,6 +15,7 @@ from unicodedata import category
 
 from datajoint.errors import DuplicateError
 
+from .database import portions
 from .errors import DjJobsError
 from .identity import process_id
 from .keys import Keys
@@ -43,8 +45,6 @@ _ALL = ""
 _REMEMBERED = 3600
 #: The ids of runs are below this, so that JSON and floats hold them exactly.
 _RUN_IDS = 2**53
-#: How many jobs one statement changes.
-_PORTION = 5000
 #: What a line of text has none of: controls, ends of lines, and halves of characters.
 _NO_TEXT = ("Cc", "Cs", "Zl", "Zp")
 
@@ -250,7 +250,8 @@ class _NewRun:
         """Put back jobs of these statuses; they leave the runs that they were in."""
         queue, engine, chosen = self._queue, self._queue.engine, self._keys.chosen_sql
         parameters = {**self._parameters, "statuses": statuses}
-        self._leave_runs(chosen, parameters)
+        leaving = queue.db.execute(queue.sql(engine.count_leaving, chosen=chosen), **parameters).fetchall()
+        self._leave_runs(dict(leaving))
         due, turn = _due_and_turn(queue, self._due_time, "priority")
         changes = queue.sql(engine.put_back_in_run, due=due, turn=turn)
         sql = queue.sql(engine.change_chosen, changes=changes, chosen=chosen, also="")
@@ -270,20 +271,21 @@ class _NewRun:
         due, turn = _due_and_turn(queue, self._due_time, "%(priority)s")
         later = "" if self._due_time is None else f", due_time = {due}"
         changes = queue.sql(engine.take_along, turn=turn, due=later)
-        change = queue.sql(engine.change_these, changes=changes, also=engine.still_automatic)
+        change = queue.sql(engine.change_these, changes=changes, also="")
         count = 0
-        for first in range(0, len(hashes), _PORTION):
-            which = {"hashes": tuple(hashes[first : first + _PORTION]), "statuses": ("scheduled",)}
-            parameters = {**self._parameters, **which, "priority": priority}
-            self._leave_runs(queue.sql(engine.these_jobs), parameters)
-            count += queue.db.execute(change, **parameters).rowcount
+        for portion in portions(hashes):
+            locked = queue.execute(engine.lock_automatic, **self._parameters, hashes=portion).fetchall()
+            if not locked:
+                continue
+            self._leave_runs(Counter(run_id for _, run_id in locked if run_id is not None))
+            which = {"hashes": tuple(key_hash for key_hash, _ in locked), "statuses": ("scheduled",)}
+            count += queue.db.execute(change, **self._parameters, **which, priority=priority).rowcount
         return count
 
-    def _leave_runs(self, chosen: str, parameters: dict[str, Any]) -> None:
-        """Chosen jobs of some statuses are about to leave their runs."""
+    def _leave_runs(self, leaving: Mapping[int, int]) -> None:
+        """So many jobs leave each of these runs."""
         queue, engine = self._queue, self._queue.engine
-        leaving = queue.db.execute(queue.sql(engine.count_leaving, chosen=chosen), **parameters).fetchall()
-        for run_id, count in leaving:
+        for run_id, count in leaving.items():
             queue.execute(engine.shrink_run, run=run_id, count=count)
             queue.execute(engine.end_empty_run, run=run_id)
 

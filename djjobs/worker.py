@@ -219,10 +219,12 @@ class _Supervisor:
 
     def _extra_patience(self) -> float:
         """Who was not allowed to schedule does not end before it was, or somebody else has done so again."""
-        if self._is_limited and self._patience_with_limit is None:
+        if not self._is_limited:
+            return 0.0
+        if self._patience_with_limit is None:
             names = ", ".join(table_label(bench.table) for bench in self._benches)
             self._patience_with_limit = patience_with_limit(names) + _FIRST_WAIT
-        return self._patience_with_limit or 0.0 if self._is_limited else 0.0
+        return self._patience_with_limit
 
     # -- the end ------------------------------------------------------------------------------------------------
 

@@ -13,7 +13,7 @@ import datajoint as dj
 import pytest
 from helpers import wait_for
 from pipelines import evaluations, in_processes, job_counts, keys_of, rows_of, statements_of
-from workloads.squares import Standing, insert_square, made, squares
+from workloads.squares import Bystander, Standing, insert_square, made, squares
 
 import djjobs
 from djjobs.event_thread import courier
@@ -278,6 +278,38 @@ def test_a_run_of_events_that_was_taken_along_is_over(start: Any, soon: None) ->
     assert int(run) == 3
     assert populate(Square) == 3
     assert finished == ["all of them"]
+
+
+def test_a_job_that_somebody_is_claiming_stays_in_its_run(start: Any, soon: None) -> None:
+    Square = scheduled_by_events(start, 3, finish_run=lambda self, run: None)
+    (before,) = {row["run_id"] for row in rows_of(Square.jobs)}
+    with Bystander(Square) as other:
+        key_hash = (Square.jobs & "n = 2").fetch1("key_hash")
+        other.connection.start_transaction()
+        where = f"WHERE table_name = '{Square.table_name}' AND key_hash = '{key_hash}'"
+        other.connection.query(f"SELECT key_hash FROM {Square.jobs.full_table_name} {where} FOR UPDATE")
+        run = Square.schedule_jobs(name="the others")
+        other.connection.cancel_transaction()
+    assert int(run) == 2
+    assert {row["n"]: row["run_id"] for row in rows_of(Square.jobs)} == {1: run.run_id, 2: before, 3: run.run_id}
+    assert [total_of(Square, run_id) for run_id in (before, run.run_id)] == [1, 2]
+
+
+def test_a_job_that_was_begun_stays_in_its_run(start: Any, soon: None) -> None:
+    def fail(self: Any, key: dict[str, Any]) -> None:
+        raise ConnectionError
+
+    members = {"finish_run": lambda self, run: None, "max_attempts": 3, "backoff": 0}
+    Square = scheduled_by_events(start, 3, make=fail, **members)
+    (before,) = {row["run_id"] for row in rows_of(Square.jobs)}
+    Square.populate("n = 1", reserve_jobs=True, schedule_jobs=False, max_calls=1)
+    assert (Square.jobs & "n = 1").fetch1("attempt") == 1
+    run = Square.schedule_jobs(name="the others")
+    assert [total_of(Square, run_id) for run_id in (before, run.run_id)] == [1, 2]
+
+
+def total_of(Square: Any, run_id: int) -> int:
+    return (djjobs.runs(dj.Schema(Square.database)) & {"run_id": run_id}).fetch1("total")
 
 
 @pytest.mark.parametrize("options", [{}, {"order": "random"}, {"processes": 2}], ids=str)

@@ -293,11 +293,10 @@ def test_the_first_use_of_a_queue_brings_them_along_once_and_says_so(
     lab.Spectrum.jobs.ignore({"session": 1})
     lab.Spectrum.jobs.ignore({"session": 2})
     table = lab.switch_over()
-    keys = Keys(table(), (), lab.queue.engine)
     with caplog.at_level(logging.WARNING, "djjobs"):
-        bring_native_jobs_once(lab.queue, keys)
+        bring_native_jobs_once(lab.queue, table())
         table.jobs.errors.delete()
-        bring_native_jobs_once(lab.queue, keys)
+        bring_native_jobs_once(lab.queue, table())
     assert words_of_ours(caplog) == [
         f"Spectrum (schema {schema.database}): 2 ignored, 1 failed and 1 scheduled jobs of DataJoint's own queue "
         "were brought along"
@@ -313,7 +312,7 @@ def test_what_a_person_removed_after_the_migration_does_not_come_back_with_the_f
     assert djjobs.migrate(schema) == 1
     table.jobs.errors.delete()
     lab.bad.clear()
-    bring_native_jobs_once(lab.queue, Keys(table(), (), lab.queue.engine))
+    bring_native_jobs_once(lab.queue, table())
     assert table.populate(reserve_jobs=True)["success_count"] == 1
 
 
@@ -551,3 +550,33 @@ def test_the_first_populate_heeds_what_datajoint_was_told(
     assert "1 ignored, 1 failed" in caplog.text
     table.jobs.errors.delete()
     assert int(table.schedule_jobs(min_scheduling_interval=0)) == 1
+
+
+@native
+def test_a_first_use_that_failed_is_made_good_by_the_next(schema: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    lab = NativeLab(schema, count=3)
+    lab.Spectrum.jobs.ignore({"session": 1})
+    table = lab.switch_over()
+
+    def fail(*_: Any) -> None:
+        raise ConnectionError("just then")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("djjobs.native.take_over", fail)
+        with pytest.raises(ConnectionError):
+            table.populate(reserve_jobs=True)
+    assert table.populate(reserve_jobs=True)["success_count"] == 2
+    assert by_session(table, "status") == {1: ("ignore",)}
+
+
+@native
+def test_an_event_heeds_what_datajoint_was_told(schema: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    lab = NativeLab(schema, count=3)
+    lab.Spectrum.jobs.ignore({"session": 1})
+    lab.Spectrum.populate("session = 0")
+    table = lab.switch_over()
+    monkeypatch.setattr(djjobs.settings, "events", True)
+    (table & "session = 0").delete()  # all keys are looked at, and this one is scheduled again
+    assert djjobs.flush_events()
+    monkeypatch.setattr(djjobs.settings, "events", False)
+    assert by_session(table, "status") == {0: ("scheduled",), 1: ("ignore",), 2: ("scheduled",)}
