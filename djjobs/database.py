@@ -21,6 +21,7 @@ from .sql import Engine, engine_for
 __all__ = ["Database", "connect", "connected", "explained", "portions"]
 
 _TRIES, _HURRIED_TRIES = 10, 2
+_PORTION = 5000
 T = TypeVar("T")
 
 
@@ -190,8 +191,9 @@ class Database:
             self.execute(give_back)
 
 
-def portions(items: Sequence[T], size: int = 5000) -> Iterator[tuple[T, ...]]:
-    """As many at a time as one statement takes well."""
+def portions(items: Sequence[T], size: int | None = None) -> Iterator[tuple[T, ...]]:
+    """As many at a time as one statement takes well. Defaults to 5000."""
+    size = size or _PORTION
     for first in range(0, len(items), size):
         yield tuple(items[first : first + size])
 

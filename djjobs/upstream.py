@@ -14,6 +14,7 @@ from typing import Any
 import datajoint as dj
 
 from .compat import datajoint_api
+from .database import portions
 from .keys import kind_of, table_label
 from .outbox import Change, server_of
 from .settings import settings
@@ -100,8 +101,7 @@ def restrictions_for(table: Any, change: Change, engine: Engine) -> list[str] | 
         rows[f"({', '.join(literals)})"] = None  # type: ignore[arg-type]
     columns = ", ".join(datajoint_api.quote(table.connection, name) for name in names)
     found = list(rows)
-    portions = [found[first : first + _PORTION] for first in range(0, len(found), _PORTION)]
-    return [f"({columns}) IN ({', '.join(portion)})" for portion in portions]
+    return [f"({columns}) IN ({', '.join(portion)})" for portion in portions(found, _PORTION)]
 
 
 def listens(table: type) -> bool:

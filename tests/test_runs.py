@@ -23,7 +23,7 @@ from workloads.squares import (
 )
 
 import djjobs
-from djjobs import cancelling
+from djjobs import database
 from djjobs.queue import Queue
 from djjobs.run import Run
 from djjobs.run_state import STATES, Progress, state_of
@@ -460,7 +460,7 @@ def test_a_long_run_is_called_off_in_portions(start: Any, monkeypatch: pytest.Mo
     Square = start(10)
     run = Square.schedule_jobs("n <= 7", min_scheduling_interval=0)
     rest = Square.schedule_jobs(min_scheduling_interval=0)
-    monkeypatch.setattr(cancelling, "_PORTION", 3)
+    monkeypatch.setattr(database, "_PORTION", 3)
     assert run.cancel() == 7
     assert (run.progress(), rest.progress()) == (Progress(7, cancelled=7), Progress(3, scheduled=3))
 
