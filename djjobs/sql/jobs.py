@@ -81,8 +81,8 @@ class JobStatements:
     #: The jobs that events put there and that nobody has asked for.
     find_automatic = """
         SELECT job.key_hash FROM {jobs} AS job {use_order_index} {join_chosen}
-        WHERE job.table_name = %(table)s AND job.status = 'scheduled' AND job.automatic = 1 AND job.attempt = 0"""
-    #: Those of them that nobody is just claiming, and the runs that they are in; locked, so that both stay so.
+        WHERE job.table_name = %(table)s AND job.status = 'scheduled' AND job.automatic = 1"""
+    #: Those of them that nobody has begun or is just claiming, and the runs that they are in; locked, so that both stay so.
     lock_automatic = """
         SELECT key_hash, run_id FROM {jobs}
         WHERE table_name = %(table)s AND key_hash IN %(hashes)s AND status = 'scheduled' AND automatic = 1
