@@ -82,7 +82,7 @@ class JobStatements:
     find_automatic = """
         SELECT job.key_hash FROM {jobs} AS job {use_order_index} {join_chosen}
         WHERE job.table_name = %(table)s AND job.status = 'scheduled' AND job.automatic = 1"""
-    #: Those of them that nobody has begun or is just claiming, and the runs that they are in; locked, so that both stay so.
+    #: Those of them that nobody has begun or is just claiming, and their runs; locked, so that both stay so.
     lock_automatic = """
         SELECT key_hash, run_id FROM {jobs}
         WHERE table_name = %(table)s AND key_hash IN %(hashes)s AND status = 'scheduled' AND automatic = 1
