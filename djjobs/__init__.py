@@ -10,17 +10,11 @@ Add the mixin to a Computed or Imported table and populate it from the queue::
 """
 
 from .errors import DjJobsError, JobCancelled, JobNotCancellable, JobTimeout, LeaseLost, RunTimeout
-from .events import flush_events, watch
-from .legacy_calls import heed_legacy_calls
-from .migrate import migrate, share_with_legacy_tables
-from .mixin import Computed, Imported, JobsMixin
-from .pipeline import adopt
-from .policy import exponential
-from .queue import jobs, workers
-from .run import Run
-from .run_rows import runs
-from .running import current_job
-from .schedules import (
+from .events.watch import flush_events, watch
+from .queue.migrate import migrate, share_with_legacy_tables
+from .queue.policy import exponential
+from .queue.queue import jobs, workers
+from .recurring.api import (
     add_schedule,
     firings,
     pause_schedule,
@@ -29,9 +23,15 @@ from .schedules import (
     run_schedule_now,
     schedules,
 )
+from .run.rows import runs
+from .run.run import Run
 from .settings import settings
-from .status import status
-from .views import list_in_schemas
+from .table.adopt import adopt
+from .table.legacy_calls import heed_legacy_calls
+from .table.mixin import Computed, Imported, JobsMixin
+from .table.table_jobs import list_in_schemas
+from .views.status import status
+from .work.current_job import current_job
 
 __all__ = [
     "Computed",

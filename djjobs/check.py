@@ -15,14 +15,14 @@ from typing import Any, NamedTuple
 
 import datajoint as dj
 
-from .compat import AccessError, datajoint_api
-from .database import connected
-from .pipeline import auto_populated
-from .queue import Queue, version_of
+from .dj.compat import AccessError, datajoint_api
+from .queue.database import connected
+from .queue.queue import Queue, version_of
+from .queue.tables import JobControl, Jobs, Runs, Workers
+from .recurring.rows import Timetable
 from .settings import settings
 from .sql import engine_for
-from .tables import JobControl, Jobs, Runs, Workers
-from .timetable import Timetable
+from .table.adopt import auto_populated
 
 __all__ = ["Finding", "check"]
 

@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable
 from typing import Any, Generic, TypeVar, overload
 
-from .compat import config_value
+from .dj.compat import config_value
 from .errors import DjJobsError
 
 __all__ = ["Settings", "check_seconds", "settings"]

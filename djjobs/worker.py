@@ -10,22 +10,22 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from .bell import Bell
-from .bench import Bench, WorkerOptions, one_a_connection
-from .budget import Budget
-from .database import explained
 from .errors import DjJobsError
-from .executing import Outcome, describe
-from .identity import Claimant
-from .keeper import Keeper
-from .keys import table_label
-from .scheduler import SchedulerBeside
+from .interrupt import Stop
+from .queue.database import explained
+from .queue.identity import Claimant
+from .queue.keys import table_label
+from .queue.notifier import Bell
+from .recurring.scheduler import SchedulerBeside
 from .settings import settings
-from .slot_work import Shared, SlotWork
-from .slots import Crew, Death, Slot
-from .stopping import Stop
-from .walltime import deadline
-from .working import patience_with_limit
+from .work.budget import Budget
+from .work.execute import Outcome, describe
+from .work.loop import patience_with_limit
+from .work.monitor import Keeper
+from .work.options import Bench, WorkerOptions, one_a_connection
+from .work.pool import Crew, Death, Slot
+from .work.slot import Shared, SlotWork
+from .work.walltime import deadline
 
 __all__ = ["WorkerOptions", "run_worker"]
 

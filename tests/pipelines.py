@@ -16,7 +16,7 @@ from typing import Any
 import datajoint as dj
 
 import djjobs
-from djjobs.tables import JobControl
+from djjobs.queue.tables import JobControl
 
 MODERN = int(dj.__version__.split(".")[0]) >= 2
 # DataJoint 2 has types of its own and warns about native ones, which are all that 0.14 knows.

@@ -16,9 +16,9 @@ from pipelines import rows_of
 from workloads import schedule_lab
 
 import djjobs
-from djjobs.scheduler import run_scheduler
-from djjobs.tables import JobControl
-from djjobs.timetable import Timetable
+from djjobs.queue.tables import JobControl
+from djjobs.recurring.rows import Timetable
+from djjobs.recurring.scheduler import run_scheduler
 
 TESTS = Path(__file__).resolve().parent
 MODULE = "workloads.schedule_lab"

@@ -16,7 +16,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TypeVar
 
-from djjobs.embedded import PostgresServer, PrivateServer
+from djjobs.demo.embedded import PostgresServer, PrivateServer
 
 ENGINES = ("postgresql", "mysql", "mariadb")
 ROOT = Path(__file__).resolve().parents[1]

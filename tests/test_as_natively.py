@@ -19,8 +19,8 @@ from pipelines import forked, job_counts
 from workloads.squares import another_connection, insert_square, made, rows_by_number, squares, statuses
 
 import djjobs
-from djjobs.queue import Queue
-from djjobs.tables import QueueTable
+from djjobs.queue.queue import Queue
+from djjobs.queue.tables import QueueTable
 from djjobs.worker import WorkerOptions, run_worker
 
 TESTS = Path(__file__).resolve().parent

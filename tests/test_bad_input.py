@@ -15,7 +15,8 @@ import pytest
 from pipelines import Lab, computed, job_counts, rows_of, sessions, standing_lab
 
 import djjobs
-from djjobs import DjJobsError, tables
+from djjobs import DjJobsError
+from djjobs.queue import tables
 
 #: Everything that needs the queue, by name
 USES: dict[str, Callable[[Any], Any]] = {

@@ -37,11 +37,11 @@ from workloads.squares import (
 )
 
 import djjobs
-from djjobs import cancelling
-from djjobs.budget import Pace
-from djjobs.claiming import Claims
-from djjobs.keys import Keys
-from djjobs.queue import Queue
+from djjobs.queue import cancel as cancelling
+from djjobs.queue.claim import Claims
+from djjobs.queue.keys import Keys
+from djjobs.queue.queue import Queue
+from djjobs.work.budget import Pace
 
 #: A job that is stopped ends long before this; one that is not would take twice as long.
 LONG = 40

@@ -15,7 +15,7 @@ from pipelines import Lab, sessions
 import djjobs
 from djjobs.check import Finding, _MySQL, _server_of, _version, check
 from djjobs.cli import main
-from djjobs.tables import Jobs, Workers
+from djjobs.queue.tables import Jobs, Workers
 
 
 def of(findings: list[Finding], subject: str) -> Finding:

@@ -22,9 +22,9 @@ from workloads.squares import (
     statuses,
 )
 
-from djjobs.claiming import Claims
-from djjobs.keys import Keys
-from djjobs.queue import Queue
+from djjobs.queue.claim import Claims
+from djjobs.queue.keys import Keys
+from djjobs.queue.queue import Queue
 
 DONE, SCHEDULED, DELAYED = 2_000, 20_000, 5_000
 #: What a claim of ten may read: a few times ten, and nothing that grows with the queue.

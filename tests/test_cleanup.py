@@ -11,9 +11,9 @@ from pipelines import Lab, computed, forked, job_counts, rows_of, standing_lab, 
 
 import djjobs
 from djjobs import DjJobsError
-from djjobs.claiming import Claims, Job
-from djjobs.keys import Keys
-from djjobs.queue import Queue
+from djjobs.queue.claim import Claims, Job
+from djjobs.queue.keys import Keys
+from djjobs.queue.queue import Queue
 
 NOTHING = {"orphaned_success": 0, "orphaned_incomplete": 0, "recovered": 0, "expired": 0, "runs": 0}
 

@@ -27,7 +27,7 @@ import djjobs as djjobs_package
 from djjobs import DjJobsError
 from djjobs.cli import logs, main
 from djjobs.cli.options import parse_duration
-from djjobs.targets import module_or_schema, tables_of
+from djjobs.table.targets import module_or_schema, tables_of
 from djjobs.worker import WorkerOptions
 
 # What a command does with its words is the same on every engine; test_worker runs the longest of them on all.

@@ -187,7 +187,7 @@ def test_native_refresh_removes_jobs_whose_key_is_gone(schema: Any) -> None:
 
 
 def test_native_refresh_takes_orphans_away_from_their_workers(schema: Any) -> None:
-    from djjobs.claiming import Claims
+    from djjobs.queue.claim import Claims
 
     lab = sessions(schema)
     lab.Spectrum.schedule_jobs()

@@ -26,9 +26,9 @@ from workloads import filling
 from workloads.squares import Bystander, another_connection
 
 import djjobs
-from djjobs.database import Database
-from djjobs.events import HeldEvents
-from djjobs.tables import JobControl
+from djjobs.events.watch import HeldEvents
+from djjobs.queue.database import Database
+from djjobs.queue.tables import JobControl
 
 TESTS = Path(__file__).resolve().parent
 S1, S2, S3 = ({"subject": "m1", "session": n} for n in (1, 2, 3))
@@ -474,7 +474,7 @@ def run_script(lab: Lab, code: str, **environment: str) -> str:
     where = f"{lab.schema.database},{lab.other.database}"
     variables = {**os.environ, "FILLING": where, "DJJOBS_EVENTS": "1", **environment}
     # at its end a process waits a few seconds for its events; a busy machine may need more
-    patience = "import djjobs.event_thread\ndjjobs.event_thread._AT_EXIT = 45"
+    patience = "import djjobs.events.thread\ndjjobs.event_thread._AT_EXIT = 45"
     script = f"from workloads.filling import *\n{patience}\n{code}"
     command = [sys.executable, "-W", "ignore", "-c", script]
     done = subprocess.run(command, cwd=TESTS, env=variables, capture_output=True, text=True, timeout=60, check=False)
@@ -535,7 +535,7 @@ def test_a_pipeline_fills_itself_with_nobody_calling_schedule(lab: Lab, monkeypa
     acted()
     code = """
 import sys
-from djjobs.bench import Bench
+from djjobs.work.options import Bench
 Bench.schedule = lambda self, at_once: False
 from djjobs.worker import WorkerOptions, run_worker
 sys.exit(run_worker([{table}], WorkerOptions(drain=True)))

@@ -21,7 +21,7 @@ from conftest import ENGINE, GENERATION
 from helpers import command_of, wait_for
 from nbclient import NotebookClient
 
-from djjobs import demo
+from djjobs.demo import show as demo
 
 ROOT = Path(__file__).resolve().parents[1]
 NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
@@ -102,7 +102,7 @@ if (GENERATION, ENGINE) == (2, "postgresql"):
 
     def start_demo(*options: str) -> subprocess.Popen[str]:
         return subprocess.Popen(
-            [sys.executable, "-m", "djjobs.demo", *options],
+            [sys.executable, "-m", "djjobs.demo.show", *options],
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,

@@ -16,8 +16,8 @@ from pipelines import evaluations, in_processes, job_counts, keys_of, rows_of, s
 from workloads.squares import Bystander, Standing, insert_square, made, squares
 
 import djjobs
-from djjobs.event_thread import courier
-from djjobs.tables import JobControl
+from djjobs.events.thread import courier
+from djjobs.queue.tables import JobControl
 from djjobs.worker import WorkerOptions, run_worker
 
 

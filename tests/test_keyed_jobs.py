@@ -27,7 +27,7 @@ from pipelines import (
 from workloads.squares import another_connection
 
 import djjobs
-from djjobs import by_hand
+from djjobs.queue import by_hand
 
 
 @pytest.fixture(scope="module")

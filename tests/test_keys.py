@@ -19,10 +19,10 @@ from hypothesis import strategies as st
 from pipelines import INT, MODERN, computed, evaluations, keys_of, manual, rows_of, statements_of
 
 import djjobs
-from djjobs.claiming import Claims, Job
-from djjobs.finishing import Finisher
-from djjobs.keys import Keys
-from djjobs.queue import Queue
+from djjobs.queue.claim import Claims, Job
+from djjobs.queue.finish import Finisher
+from djjobs.queue.keys import Keys
+from djjobs.queue.queue import Queue
 
 POSTGRESQL = ENGINE == "postgresql"
 #: Each example is a batch of keys, since it costs round trips. More of them: DJJOBS_TEST_EXAMPLES=200

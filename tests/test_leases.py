@@ -49,14 +49,14 @@ from workloads.squares import (
 )
 
 import djjobs
-from djjobs.budget import Pace
-from djjobs.claiming import Claims
-from djjobs.finishing import Finisher
-from djjobs.identity import Claimant
-from djjobs.keeper import Keeper
-from djjobs.keys import Keys
-from djjobs.queue import Queue
-from djjobs.running import Page
+from djjobs.queue.claim import Claims
+from djjobs.queue.finish import Finisher
+from djjobs.queue.identity import Claimant
+from djjobs.queue.keys import Keys
+from djjobs.queue.queue import Queue
+from djjobs.work.budget import Pace
+from djjobs.work.current_job import Page
+from djjobs.work.monitor import Keeper
 
 #: What a busy machine of two cores may add to everything that has a bound.
 SLACK = 10.0
@@ -760,7 +760,7 @@ def test_short_jobs_take_one_connection_and_a_long_one_a_second(
 ) -> None:
     """The keeper has no use for one while the next heartbeat is far."""
     leases(180, 60)
-    monkeypatch.setattr(djjobs.pulse, "LOOK_INTERVAL", 5.0)
+    monkeypatch.setattr(djjobs.work.monitor_process, "LOOK_INTERVAL", 5.0)
     more: list[set[int]] = []
 
     def make(self: Any, key: dict[str, Any]) -> None:

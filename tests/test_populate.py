@@ -22,7 +22,7 @@ from workloads.squares import (
 )
 
 import djjobs
-from djjobs.budget import Pace
+from djjobs.work.budget import Pace
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ import pytest
 from pipelines import in_processes, job_counts, rows_of, sessions, statements_of
 
 import djjobs
-from djjobs import tables
+from djjobs.queue import tables
 
 SEED_FIELDS = """
     table_name key_hash status key error_message error_stack user host pid connection_id timestamp

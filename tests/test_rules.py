@@ -27,18 +27,19 @@ from pipelines import INT, computed, manual
 from workloads.squares import another_connection
 
 import djjobs
-from djjobs import DjJobsError, JobNotCancellable, JobTimeout, LeaseLost, claiming
-from djjobs.cancelling import cancel
-from djjobs.claiming import ORDERS, Claims, Job
-from djjobs.database import Database
-from djjobs.executing import Executor, Outcome
-from djjobs.finishing import Failure, Finisher, release_slot
-from djjobs.identity import Claimant
-from djjobs.keys import Keys
-from djjobs.leases import Registration, recover
-from djjobs.queue import Queue
-from djjobs.running import Desk, Page
-from djjobs.stopping import Stop
+from djjobs import DjJobsError, JobNotCancellable, JobTimeout, LeaseLost
+from djjobs.interrupt import Stop
+from djjobs.queue import claim as claiming
+from djjobs.queue.cancel import cancel
+from djjobs.queue.claim import ORDERS, Claims, Job
+from djjobs.queue.database import Database
+from djjobs.queue.finish import Failure, Finisher, release_slot
+from djjobs.queue.identity import Claimant
+from djjobs.queue.keys import Keys
+from djjobs.queue.leases import Registration, recover
+from djjobs.queue.queue import Queue
+from djjobs.work.current_job import Desk, Page
+from djjobs.work.execute import Executor, Outcome
 
 #: An example is a sequence of steps. More of them: DJJOBS_EXAMPLES=1000
 EXAMPLES = int(os.environ.get("DJJOBS_EXAMPLES", 45))

@@ -27,8 +27,8 @@ from workloads.squares import (
 )
 
 import djjobs
-from djjobs.run import Run
-from djjobs.run_state import Progress
+from djjobs.run.run import Run
+from djjobs.run.state import Progress
 from djjobs.worker import WorkerOptions, run_worker
 
 #: A time-out that a busy machine keeps.
@@ -227,14 +227,14 @@ def about_runs(Square: Any, count: int) -> int:
 
 
 def test_tables_without_hooks_do_not_pay_for_them(start: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("djjobs.run_hooks._LOOK_INTERVAL", 3600)
+    monkeypatch.setattr("djjobs.run.hooks._LOOK_INTERVAL", 3600)
     assert about_runs(start(0), 5) == about_runs(start(0), 60) <= 2
 
 
 def test_tables_with_hooks_pay_one_statement_a_job_at_most(
     start: Any, log: CallLog, gate: Gate, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("djjobs.run_hooks._LOOK_INTERVAL", 3600)
+    monkeypatch.setattr("djjobs.run.hooks._LOOK_INTERVAL", 3600)
     Square = start(0, **Hooks(log, gate).members())
     assert about_runs(Square, 60) <= 60 + 12
 
@@ -242,9 +242,9 @@ def test_tables_with_hooks_pay_one_statement_a_job_at_most(
 def test_looks_that_take_long_are_followed_by_a_rest_and_no_run_is_forgotten(
     start: Any, log: CallLog, gate: Gate, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("djjobs.run_hooks._LOOK_INTERVAL", 0)
-    monkeypatch.setattr("djjobs.run_hooks._QUICK", 0)
-    monkeypatch.setattr("djjobs.run_hooks._REST", 1e6)
+    monkeypatch.setattr("djjobs.run.hooks._LOOK_INTERVAL", 0)
+    monkeypatch.setattr("djjobs.run.hooks._QUICK", 0)
+    monkeypatch.setattr("djjobs.run.hooks._REST", 1e6)
     hooks = Hooks(log, gate)
     Square = start(0, **hooks.members())
     assert about_runs(Square, 60) <= 2 + 12
@@ -292,7 +292,7 @@ def test_a_retry_policy_holds_for_preparing_too(start: Any, log: CallLog, gate: 
 @pytest.mark.parametrize("value", [{1, 2}, float("nan"), {"key": object()}, "nul \0", "half \ud800"])
 @pytest.mark.parametrize("hook", ["prepare_run", "finish_run"])
 def test_what_is_no_json_is_one_clear_error(start: Any, value: Any, hook: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("djjobs.run_hooks._PAUSE", 0)
+    monkeypatch.setattr("djjobs.run.hooks._PAUSE", 0)
     Square = start(1, **{hook: lambda self, run: value})
     run = Square.schedule_jobs(name="m1")
     words = f"{hook} of Square returned what is not JSON"
@@ -469,8 +469,8 @@ def test_a_run_whose_last_job_ended_unseen_is_finished_by_the_next_who_comes(
 
 
 def test_a_busy_worker_sees_to_it_too(start: Any, log: CallLog, gate: Gate, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("djjobs.run_hooks._LOOK_INTERVAL", 0)
-    monkeypatch.setattr("djjobs.run_hooks._QUICK", 3600)  # no look is called long, and followed by a rest
+    monkeypatch.setattr("djjobs.run.hooks._LOOK_INTERVAL", 0)
+    monkeypatch.setattr("djjobs.run.hooks._QUICK", 3600)  # no look is called long, and followed by a rest
     finished: list[tuple[str, int]] = []
     Square = start(8, finish_run=lambda self, run: finished.append((run.name, len(self))))
     Square.schedule_jobs("n < 3", name="left")
@@ -502,7 +502,7 @@ def test_a_run_whose_last_job_kills_its_slot_is_finished(start: Any, log: CallLo
 def test_finishing_is_tried_three_times(
     start: Any, log: CallLog, failures: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("djjobs.run_hooks._PAUSE", 0)
+    monkeypatch.setattr("djjobs.run.hooks._PAUSE", 0)
 
     def finish_run(self: Any, run: Run) -> str:
         log.record("finish_run", os.getpid())

@@ -23,11 +23,11 @@ from workloads.squares import (
 )
 
 import djjobs
-from djjobs import database
-from djjobs.queue import Queue
-from djjobs.run import Run
-from djjobs.run_state import STATES, Progress, state_of
-from djjobs.tables import JobControl
+from djjobs.queue import database
+from djjobs.queue.queue import Queue
+from djjobs.queue.tables import JobControl
+from djjobs.run.run import Run
+from djjobs.run.state import STATES, Progress, state_of
 
 DAY = 86400.0
 
@@ -222,7 +222,7 @@ def test_a_commit_whose_answer_is_lost_is_not_done_twice(start: Any) -> None:
         answer = query(sql, *arguments, **options)
         if sql == "COMMIT" and lose and any(row["name"] == "m1" for row in others_view(Square)):
             lose.clear()
-            raise djjobs.compat.LostConnectionError("the answer got lost")
+            raise djjobs.dj.compat.LostConnectionError("the answer got lost")
         return answer
 
     connection.query = losing

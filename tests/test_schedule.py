@@ -36,11 +36,11 @@ from pipelines import (
 from plans import Reading
 
 import djjobs
-from djjobs.claiming import Claims
-from djjobs.finishing import Finisher
-from djjobs.keys import Keys
-from djjobs.queue import Queue
-from djjobs.scheduling import insert_few
+from djjobs.queue.claim import Claims
+from djjobs.queue.enqueue import insert_few
+from djjobs.queue.finish import Finisher
+from djjobs.queue.keys import Keys
+from djjobs.queue.queue import Queue
 
 
 @pytest.fixture(scope="module")

@@ -27,11 +27,11 @@ import djjobs
 from djjobs import DjJobsError
 from djjobs.check import check
 from djjobs.cli import main
-from djjobs.compat import datajoint_api
-from djjobs.database import Database
-from djjobs.firing import carry_out
-from djjobs.timetable import Timetable, new_token
-from djjobs.timing import Rule
+from djjobs.dj.compat import datajoint_api
+from djjobs.queue.database import Database
+from djjobs.recurring.fire import carry_out
+from djjobs.recurring.rows import Timetable, new_token
+from djjobs.recurring.rule import Rule
 
 UTC = datetime.timezone.utc
 MINUTE, HOUR, DAY = (datetime.timedelta(**{unit: 1}) for unit in ("minutes", "hours", "days"))

@@ -19,10 +19,11 @@ from pipelines import job_counts
 from workloads.squares import Bystander, CallLog, Standing, insert_square, made, recording
 
 import djjobs
-from djjobs import shifts, worker
-from djjobs.budget import Pace
-from djjobs.shifts import Shifts
-from djjobs.stopping import Stop
+from djjobs import worker
+from djjobs.interrupt import Stop
+from djjobs.work import shifts
+from djjobs.work.budget import Pace
+from djjobs.work.shifts import Shifts
 
 #: Longer than any test lasts.
 FOREVER = 1000.0

@@ -28,7 +28,7 @@ from workloads.squares import (
     statuses,
 )
 
-from djjobs.events import HeldEvents
+from djjobs.events.watch import HeldEvents
 
 STOPS = pytest.mark.parametrize(
     ("number", "raised"),

@@ -20,9 +20,9 @@ from pipelines import FLOAT, INT, computed, job_counts, manual, rows_of
 from test_migrate import legacy_jobs
 
 import djjobs
-from djjobs.keys import Keys
-from djjobs.native import bring_native_jobs, bring_native_jobs_once
-from djjobs.queue import Queue
+from djjobs.queue.keys import Keys
+from djjobs.queue.native import bring_native_jobs, bring_native_jobs_once
+from djjobs.queue.queue import Queue
 
 #: DataJoint 2.3 cannot declare its own queue for such keys on PostgreSQL.
 NOT_NATIVE = ("moment", "choice", "flag") if ENGINE == "postgresql" else ()
@@ -562,7 +562,7 @@ def test_a_first_use_that_failed_is_made_good_by_the_next(schema: Any, monkeypat
         raise ConnectionError("just then")
 
     with monkeypatch.context() as patch:
-        patch.setattr("djjobs.native.take_over", fail)
+        patch.setattr("djjobs.queue.native.take_over", fail)
         with pytest.raises(ConnectionError):
             table.populate(reserve_jobs=True)
     assert table.populate(reserve_jobs=True)["success_count"] == 2

@@ -29,10 +29,11 @@ from workloads import worker_lab
 from workloads.squares import CallLog, another_connection, made, rows_by_number, statuses
 
 import djjobs
-from djjobs import slots, worker
-from djjobs.slots import Crew, Death
-from djjobs.tables import JobControl
-from djjobs.walltime import seconds_of
+from djjobs import worker
+from djjobs.queue.tables import JobControl
+from djjobs.work import pool as slots
+from djjobs.work.pool import Crew, Death
+from djjobs.work.walltime import seconds_of
 
 TESTS = Path(__file__).resolve().parent
 FIRST, SECOND = "workloads.worker_lab:First", "workloads.worker_lab:Second"
@@ -354,8 +355,8 @@ RINGS_AFTER_THE_LOOK = f"""
 {SELDOM}
 import os, time
 from pathlib import Path
-from djjobs.bell import Bell
-from djjobs.slots import SlotLine
+from djjobs.queue.notifier import Bell
+from djjobs.work.pool import SlotLine
 looked, rung = (Path(os.environ["WORKER_LAB_FOLDER"], name) for name in ("looked", "rung"))
 rings, send = Bell.rings, SlotLine.send
 

@@ -16,9 +16,9 @@ from .demo import demo
 from .jobs import jobs
 from .migrate import migrate
 from .runs import runs
-from .schedule import schedule_jobs
+from .schedule import schedule
+from .schedule_jobs import schedule_jobs
 from .scheduler import scheduler
-from .schedules import schedule
 from .status import status
 from .worker import worker
 from .workers import workers

@@ -13,8 +13,8 @@ import click
 import datajoint as dj
 from datajoint.errors import DataJointError
 
-from ..database import connect, explained
 from ..errors import DjJobsError
+from ..queue.database import connect, explained
 
 __all__ = ["Group", "connect"]
 

@@ -9,11 +9,11 @@ from typing import Any, NoReturn
 import click
 import datajoint as dj
 
-from ..database import explained
 from ..errors import JobNotCancellable
-from ..keys import table_label
-from ..run import Run
-from ..targets import schemas_of, tables_of
+from ..queue.database import explained
+from ..queue.keys import table_label
+from ..run.run import Run
+from ..table.targets import schemas_of, tables_of
 from . import completion
 from .options import explaining_targets
 from .output import as_json_option, counted, print_json

@@ -8,7 +8,7 @@ import sys
 import click
 
 from ..check import check as findings_of
-from ..targets import module_or_schema
+from ..table.targets import module_or_schema
 from . import completion
 from .base import connect
 from .output import as_json_option, print_json, print_table

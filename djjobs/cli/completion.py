@@ -11,8 +11,8 @@ import click
 import datajoint as dj
 from click.shell_completion import CompletionItem
 
-from ..schedules import listed
-from ..targets import schemas_of
+from ..recurring.api import listed
+from ..table.targets import schemas_of
 
 __all__ = ["modules", "modules_and_schemas", "schedules", "schemas", "timezones"]
 

@@ -18,6 +18,6 @@ def demo(workers: int, sessions: int, keep: bool) -> None:
     Example:
       djjobs demo --workers 8
     """
-    from .. import demo as demonstration
+    from ..demo import show as demonstration
 
     sys.exit(demonstration.run(workers=workers, sessions=sessions, keep=keep))

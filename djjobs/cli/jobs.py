@@ -7,10 +7,10 @@ from typing import Any, NamedTuple
 import click
 import datajoint as dj
 
-from ..compat import datajoint_api
-from ..queue import jobs as jobs_of
-from ..tables import STATUSES
-from ..targets import module_or_schema, tables_of
+from ..dj.compat import datajoint_api
+from ..queue.queue import jobs as jobs_of
+from ..queue.tables import STATUSES
+from ..table.targets import module_or_schema, tables_of
 from . import completion
 from .options import explaining_targets
 from .output import as_json_option, counted, print_json, print_table, utc

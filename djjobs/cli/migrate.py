@@ -6,7 +6,7 @@ import click
 import datajoint as dj
 
 from ..errors import DjJobsError
-from ..migrate import migrate as migrate_schema
+from ..queue.migrate import migrate as migrate_schema
 from . import completion
 from .base import connect
 

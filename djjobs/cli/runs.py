@@ -8,10 +8,10 @@ from typing import Any
 import click
 
 from ..errors import DjJobsError
-from ..run import Run
-from ..run_rows import runs as runs_of
-from ..run_state import STATES
-from ..targets import schemas_of
+from ..run.rows import runs as runs_of
+from ..run.run import Run
+from ..run.state import STATES
+from ..table.targets import schemas_of
 from . import completion
 from .output import as_json_option, counted, print_json, print_table, utc
 

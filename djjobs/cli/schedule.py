@@ -1,77 +1,216 @@
-"""`djjobs schedule-jobs`: one scheduling of all tables of a target, for those who keep their own cron."""
+"""`djjobs schedule`: add, list, pause, resume, remove schedules, and run them now."""
 
 from __future__ import annotations
 
 import datetime
 import sys
-from dataclasses import asdict
 from typing import Any
 
 import click
+import datajoint as dj
 
-from ..run import Run
-from ..targets import tables_of
+from ..errors import DjJobsError
+from ..recurring.api import add_schedule, listed, pause_schedule, remove_schedule, resume_schedule, run_schedule_now
+from ..recurring.rule import Rule, in_zone
+from ..table.targets import schemas_of
 from . import completion
-from .options import Condition, Duration, Moment, explaining_targets
-from .output import as_json_option, counted, print_json
+from .base import connect
+from .options import Duration, explaining_targets
+from .output import as_json_option, print_json, print_table
 
-__all__ = ["schedule_jobs"]
+__all__ = ["schedule"]
+
+_COLUMNS = ("schema", "name", "target", "what", "when", "next", "last", "state", "outcome")
+_pipeline = click.argument("pipeline", shell_complete=completion.modules_and_schemas)
+_name = click.argument("name", shell_complete=completion.schedules)
 
 
-@click.command("schedule-jobs")
-@click.argument("targets", nargs=-1, required=True, shell_complete=completion.modules)
-@click.option("--restrict", multiple=True, type=Condition(), help="SQL condition on key_source; may be repeated.")
-@click.option("--force", is_flag=True, help="Also put jobs back that are error, ignore or cancelled.")
-@click.option("--priority", type=click.IntRange(0, 255), help="Priority of the new jobs; lower is more urgent.")
-@click.option("--delay", type=Duration(), help="Run the new jobs only after this time, as in 2h.")
-@click.option("--due", type=Moment(), help="Run them only from this time on, as in 2030-01-31T18:00+01:00.")
-@click.option("--name", help="What to call the run; one with a name is kept even if there is nothing to do.")
-@click.option("--wait", is_flag=True, help="Wait until workers have done all of it.")
-@as_json_option
+@click.group()
+def schedule() -> None:
+    """Schedule or clean up jobs from time to time.
+
+    Schedules are kept in the database. `djjobs scheduler`, or `djjobs worker --with-scheduler`,
+    fires them.
+
+    \b
+    Examples:
+      djjobs schedule add my_pipeline.analysis --every 5m
+      djjobs schedule add my_pipeline.analysis --cron "0 3 * * *" --timezone Europe/Berlin --cleanup
+      djjobs schedule list
+      djjobs schedule run-now my_pipeline.analysis my_pipeline.analysis-cleanup
+      djjobs schedule remove my_pipeline.analysis my_pipeline.analysis-cleanup
+    """
+
+
+@schedule.command()
+@click.argument("target", shell_complete=completion.modules)
+@click.option("--every", type=Duration(), help="Due every so often, as in 5m.")
+@click.option("--cron", help='Due by a cron line of five fields, as in "0 3 * * *".')
+@click.option(
+    "--timezone",
+    default="UTC",
+    show_default=True,
+    shell_complete=completion.timezones,
+    help="The time zone of the cron line, as in Europe/Berlin.",
+)
+@click.option("--cleanup", is_flag=True, help="Remove jobs that nothing needs any more, instead of scheduling jobs.")
+@click.option("--jobs", is_flag=True, help="Schedule jobs; the default without --cleanup, and besides it with both.")
+@click.option("--name", help="How to call it.  [default: the target and what is done]")
 @explaining_targets
-def schedule_jobs(
-    targets: tuple[str, ...],
-    restrict: tuple[str, ...],
-    force: bool,
-    priority: int | None,
-    delay: float | None,
-    due: datetime.datetime | None,
-    name: str | None,
-    wait: bool,
-    as_json: bool,
+def add(
+    target: str, every: float | None, cron: str | None, timezone: str, cleanup: bool, jobs: bool, name: str | None
 ) -> None:
-    """Put the keys that are still to be made into the queue, once, upstream first.
+    """Have the jobs of TARGET scheduled or cleaned up from time to time.
 
     {targets}
 
     \b
     Examples:
-      djjobs schedule-jobs my_pipeline.analysis
-      djjobs schedule-jobs my_pipeline.analysis:Spectrum --restrict "subject = 'm1'" --priority 1
-      djjobs schedule-jobs my_pipeline.analysis:Spectrum --name "rerun m1" --force --wait
-    In a crontab:
-      */5 * * * *  cd /lab && djjobs schedule-jobs my_pipeline.analysis
+      djjobs schedule add my_pipeline.analysis --every 5m
+      djjobs schedule add my_pipeline.analysis --cron "0 3 * * *" --cleanup
+      djjobs schedule add my_pipeline.analysis:Spectrum --cron "30 7 * * MON-FRI" --timezone Europe/Berlin
     """
-    if delay is not None and due is not None:
-        raise click.UsageError("--delay and --due say the same thing: give one of them.")
-    due_time = due if delay is None else datetime.timedelta(seconds=delay)
-    options = {"force": force, "min_scheduling_interval": 0, "priority": priority, "due_time": due_time, "name": name}
-    runs: dict[str, Run] = {}
-    for table in tables_of(targets):
-        runs[table.__name__] = table.schedule_jobs(*restrict, **options)  # type: ignore[attr-defined]
-    if not as_json:
-        for table_name, run in runs.items():
-            number = f" (run {run.run_id})" if name else ""
-            click.echo(f"{table_name}: {counted(run.scheduled, 'job')} scheduled{number}")
-    if wait:
-        for run in runs.values():
-            run.wait(display_progress=sys.stderr.isatty())
+    name = add_schedule(
+        target, every=every, cron=cron, timezone=timezone, jobs=jobs or None, cleanup=cleanup, name=name
+    )
+    rows = [row for row in listed(schemas_of(target)) if row["name"] == name]
+    for row in rows:
+        click.echo(f"{name} in {row['schema']}: next {_moment(row, 'next_time')}")
+    _warn_if_nobody_fires(rows)
+
+
+@schedule.command("list")
+@click.argument("pipeline", required=False, shell_complete=completion.modules_and_schemas)
+@as_json_option
+def list_(pipeline: str | None, as_json: bool) -> None:
+    """List the schedules of PIPELINE: a module, or the name of a schema. Without it, of all schemas.
+
+    Times are in the schedule's own time zone.
+
+    \b
+    Examples:
+      djjobs schedule list
+      djjobs schedule list my_pipeline.analysis
+      djjobs schedule list lab_ephys --json
+    """
+    rows = listed(schemas_of(pipeline) if pipeline else _all_schemas())
     if as_json:
-        print_json({table_name: _document(run, wait) for table_name, run in runs.items()})
-    if wait and any(run.progress().error for run in runs.values()):
-        sys.exit(1)
+        print_json([_document(row) for row in rows])
+        return
+    if not rows:
+        click.echo("No schedules.", err=True)
+        return
+    print_table([_line(row) for row in rows], _COLUMNS, coloured="state")
+    _warn_if_nobody_fires(rows)
 
 
-def _document(run: Run, waited: bool) -> dict[str, Any]:
-    progress = {"state": run.state, **asdict(run.progress())} if waited else {}
-    return {"run_id": run.run_id, "jobs_scheduled": run.scheduled, **progress}
+@schedule.command()
+@_pipeline
+@_name
+@click.option("--yes", "-y", is_flag=True, help="Do not ask.")
+def remove(pipeline: str, name: str, yes: bool) -> None:
+    """Remove the schedule NAME of PIPELINE, a module or the name of a schema, and its history.
+
+    \b
+    Examples:
+      djjobs schedule remove my_pipeline.analysis nightly
+      djjobs schedule remove lab_ephys nightly --yes
+    """
+    if not yes:
+        if not (sys.stdin.isatty() and sys.stderr.isatty()):
+            raise click.UsageError("Nobody is there to confirm. Say --yes.")
+        if not click.confirm(f"Remove the schedule {name}?", err=True):
+            click.echo("Nothing was changed.", err=True)
+            sys.exit(1)
+    for database in remove_schedule(pipeline, name):
+        click.echo(f"{name} removed from {database}")
+
+
+@schedule.command("run-now")
+@_pipeline
+@_name
+@as_json_option
+def run_now(pipeline: str, name: str, as_json: bool) -> None:
+    """Carry out the schedule NAME of PIPELINE at once, in this process. Its next time stays.
+
+    It is skipped if it runs already. Exit code 1 if it failed or was skipped.
+
+    \b
+    Examples:
+      djjobs schedule run-now my_pipeline.analysis nightly
+    """
+    results = run_schedule_now(pipeline, name)
+    if as_json:
+        print_json([{"schema": result.database, **result._asdict()} for result in results])
+    else:
+        for result in results:
+            click.echo(f"{name} in {result.database} {result.state}: {result.outcome}")
+    sys.exit(any(result.state != "done" for result in results))
+
+
+@schedule.command()
+@_pipeline
+@_name
+def pause(pipeline: str, name: str) -> None:
+    """Let the schedule NAME of PIPELINE rest until it is resumed.
+
+    \b
+    Examples:
+      djjobs schedule pause my_pipeline.analysis nightly
+    """
+    click.echo(f"{name} is paused" if pause_schedule(pipeline, name) else f"{name} was paused already")
+
+
+@schedule.command()
+@_pipeline
+@_name
+def resume(pipeline: str, name: str) -> None:
+    """Let the schedule NAME of PIPELINE be due again. What was due meanwhile is not made up.
+
+    \b
+    Examples:
+      djjobs schedule resume my_pipeline.analysis nightly
+    """
+    click.echo(f"{name} is resumed" if resume_schedule(pipeline, name) else f"{name} was not paused")
+
+
+# -- what is shown ---------------------------------------------------------------------------------------------
+
+
+def _all_schemas() -> list[Any]:
+    connect()
+    return [dj.Schema(name, create_schema=False) for name in dj.list_schemas()]
+
+
+def _line(row: dict[str, Any]) -> dict[str, Any]:
+    return {
+        **row,
+        "when": str(Rule(row["every"], row["cron"], row["timezone"])),
+        "next": _moment(row, "next_time") if row["enabled"] else "paused",
+        "last": _moment(row, "last_time"),
+        "state": row["last_state"],
+        "outcome": row["last_outcome"],
+    }
+
+
+def _moment(row: dict[str, Any], which: str) -> str:
+    """A time as the clocks of the schedule's zone show it, and the zone."""
+    return "" if row[which] is None else f"{_local(row, which):%Y-%m-%d %H:%M:%S} {row['timezone']}"
+
+
+def _local(row: dict[str, Any], which: str) -> datetime.datetime:
+    try:
+        return in_zone(row[which], row["timezone"])
+    except DjJobsError:
+        return row[which].replace(tzinfo=datetime.timezone.utc)
+
+
+def _document(row: dict[str, Any]) -> dict[str, Any]:
+    times = {name: row[name] and _local(row, name).isoformat() for name in ("next_time", "last_time", "created")}
+    return {**row, "enabled": bool(row["enabled"]), **times}
+
+
+def _warn_if_nobody_fires(rows: list[dict[str, Any]]) -> None:
+    idle = {row["target"].partition(":")[0] for row in rows if not row["scheduler"]}
+    if idle:
+        click.echo(f"No scheduler runs: djjobs scheduler {' '.join(sorted(idle))}", err=True)

@@ -6,8 +6,8 @@ import sys
 
 import click
 
-from ..scheduler import run_scheduler
-from ..targets import tables_of
+from ..recurring.scheduler import run_scheduler
+from ..table.targets import tables_of
 from . import completion, logs
 from .options import explaining_targets
 

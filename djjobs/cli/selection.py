@@ -9,9 +9,9 @@ from typing import Any
 import click
 import datajoint as dj
 
-from ..database import explained
 from ..errors import DjJobsError
-from ..keys import table_label
+from ..queue.database import explained
+from ..queue.keys import table_label
 from .options import Condition, NameValue
 
 __all__ = ["Selection", "selecting"]

@@ -6,8 +6,8 @@ import json
 
 import click
 
-from ..status import status as status_of
-from ..targets import module_or_schema
+from ..table.targets import module_or_schema
+from ..views.status import status as status_of
 from . import completion
 from .base import connect
 from .output import as_json_option, print_json

@@ -7,7 +7,7 @@ import sys
 import click
 
 from ..settings import settings
-from ..targets import tables_of
+from ..table.targets import tables_of
 from ..worker import WorkerOptions, run_worker
 from . import completion, logs
 from .options import Condition, Duration, explaining_targets

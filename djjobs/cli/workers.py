@@ -6,9 +6,9 @@ from typing import Any
 
 import click
 
-from ..compat import datajoint_api
-from ..queue import workers as workers_of
-from ..targets import schemas_of
+from ..dj.compat import datajoint_api
+from ..queue.queue import workers as workers_of
+from ..table.targets import schemas_of
 from . import completion
 from .output import as_json_option, print_json, print_table, utc
 

@@ -12,9 +12,9 @@ from report import Figure
 from timing import say, timed
 
 import djjobs
-from djjobs.claiming import ORDERS, Claims
-from djjobs.keys import Keys
-from djjobs.queue import Queue
+from djjobs.queue.claim import ORDERS, Claims
+from djjobs.queue.keys import Keys
+from djjobs.queue.queue import Queue
 
 __all__ = ["claim_times", "memory", "run_looks"]
 

@@ -18,7 +18,7 @@ from helpers import wait_for
 from pipelines import Child, forked, rows_of
 
 import djjobs
-from djjobs.queue import Queue
+from djjobs.queue.queue import Queue
 from workloads.squares import another_connection, change_jobs, insert_square, rows_by_number, squares
 
 

@@ -16,7 +16,7 @@ import datajoint as dj
 from pipelines import INT, rows_of
 
 import djjobs
-from djjobs.compat import datajoint_api
+from djjobs.dj.compat import datajoint_api
 
 END_OWN_CONNECTION = {
     "postgresql": "SELECT pg_terminate_backend(pg_backend_pid())",

@@ -14,7 +14,7 @@ import datajoint as dj
 from pipelines import BIGINT, INT, computed, keys_of, manual, rows_of
 
 import djjobs
-from djjobs.tables import JobControl
+from djjobs.queue.tables import JobControl
 
 
 def insert_square(self: Any, key: dict[str, Any]) -> None:

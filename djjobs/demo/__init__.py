@@ -1,0 +1,1 @@
+"""The demo: a small pipeline on an embedded PostgreSQL."""

@@ -1,0 +1,1 @@
+"""All that touches DataJoint's inside: what differs between its versions, and what is changed in it."""

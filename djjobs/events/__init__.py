@@ -1,0 +1,1 @@
+"""Events: inserts and deletes upstream schedule jobs and clean up."""

@@ -1,0 +1,1 @@
+"""The queue of a schema and of a table: jobs are put in, claimed, ended, cancelled and cleaned up."""

@@ -1,0 +1,107 @@
+"""Clean-up: jobs go when what they were about is gone, and runs some time after their jobs.
+
+A reserved job is its worker's and stays while that lives.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+from ..dj.compat import datajoint_api
+from ..settings import settings
+from .database import portions
+from .finish import Finisher
+from .leases import recover_once
+from .queue import Queue
+
+__all__ = ["cleanup"]
+
+logger = logging.getLogger("djjobs")
+
+
+def cleanup(queue: Queue, finisher: Finisher, chosen: str = "") -> dict[str, int]:
+    """Remove orphaned jobs and put back those of dead workers; return how many of each kind.
+
+    Parameters
+    ----------
+    chosen : str
+        SQL of the hashes of the jobs to look at. Defaults to all.
+    """
+    keys, join = finisher.keys, queue.sql(queue.engine.join_chosen, chosen=chosen) if chosen else ""
+    # First: the job of a dead worker may be an orphan, too.
+    recovered = recover_dead(queue, finisher, join)
+    orphans = _Removal(queue, finisher, join, queue.engine.find_orphans)
+    expired = _Removal(queue, finisher, join, queue.engine.find_expired)
+    return {
+        "orphaned_success": orphans.run(("success",), living=keys.made_sql),
+        "orphaned_incomplete": orphans.run(("scheduled", "error", "ignore", "cancelled"), living=keys.chosen_sql),
+        "recovered": recovered,
+        "expired": expired.run(("success", "error", "cancelled"), made=keys.made_sql),
+        # A restriction is about jobs.
+        "runs": 0 if chosen else _remove_runs(queue, finisher),
+    }
+
+
+def recover_dead(queue: Queue, finisher: Finisher, join_chosen: str = "") -> int:
+    """Put back the jobs of dead workers; return how many."""
+    return recover_once(queue, {finisher.table_name: finisher}, join_chosen=join_chosen)
+
+
+def remove_stale(queue: Queue, finisher: Finisher, seconds: float) -> int:
+    """Remove jobs older than this whose key has left key_source, but for ignored and running ones; return how many."""
+    engine = queue.engine
+    old = engine.render(engine.created_before, age=engine.seconds("%(age)s"))
+    stale = _Removal(queue, finisher, "", engine.find_orphans, also=old, age=seconds)
+    return stale.run(("scheduled", "error", "cancelled", "success"), living=finisher.keys.chosen_sql)
+
+
+def _remove_runs(queue: Queue, finisher: Finisher) -> int:
+    """Remove the finished runs that are old and that no job needs any more; return how many."""
+    engine, table = queue.engine, finisher.table_name
+    # Runs that nobody has seen end; one that waits for a finish_run that the table no longer has would wait for ever.
+    queue.change(engine.end_runs, table=table, finish=int(not finisher.keys.table._has_hook("finish_run")))
+    find = queue.sql(engine.find_expired_runs, retention=engine.seconds("%(retention)s"))
+    runs = [run_id for (run_id,) in queue.db.execute(find, table=table, retention=settings.retention).fetchall()]
+    return sum(queue.change(engine.delete_runs, runs=portion) for portion in portions(runs))
+
+
+class _Removal:
+    """Finds jobs by one statement and removes them by key, after the table's `before_delete`."""
+
+    def __init__(
+        self, queue: Queue, finisher: Finisher, join: str, find: str, also: str = "", **parameters: Any
+    ) -> None:
+        self._queue, self._finisher, self._join, self._find, self._also = queue, finisher, join, find, also
+        self._parameters = {"table": finisher.table_name, "retention": settings.retention, **parameters}
+
+    def run(self, statuses: tuple[str, ...], **parts: str) -> int:
+        """Remove the jobs of these statuses that the statement finds; return how many."""
+        queue, engine, table_name = self._queue, self._queue.engine, self._finisher.table_name
+        among = "(" + ", ".join(f"'{status}'" for status in statuses) + ")"
+        parts |= {"join_chosen": self._join, "statuses": among, "retention": engine.seconds("%(retention)s")}
+        parts["also"] = self._also
+        find, delete = queue.sql(self._find, **parts), queue.sql(engine.delete_orphans, statuses=among)
+        rows = queue.db.execute(find, **self._parameters).fetchall()
+        removed = 0
+        for portion in portions(rows):
+            hashes = self._agreed([key_hash for key_hash, _ in portion])
+            if hashes:
+                removed += queue.db.change(delete, table=table_name, hashes=hashes, seen=portion[0][1])
+        return removed
+
+    def _agreed(self, hashes: list[str]) -> tuple[str, ...]:
+        """Those of the jobs that the table's own hook has seen and does not object to."""
+        table = self._finisher.keys.table
+        if not table._has_hook("before_delete"):
+            return tuple(hashes)
+        jobs = self._queue.jobs & {"table_name": self._finisher.table_name}
+        among = ", ".join(f"'{key_hash}'" for key_hash in hashes)
+        agreed = []
+        for job in datajoint_api.dicts(jobs & f"key_hash IN ({among})"):
+            try:
+                table.before_delete({**job, "key": self._finisher.keys.decode(job["key"])})
+                agreed.append(job["key_hash"])
+            except Exception:
+                logger.exception("before_delete of %s failed; the job %s stays", self._finisher.name, job["key"])
+        return tuple(agreed)

@@ -1,0 +1,424 @@
+"""Scheduling: key_source minus target minus queue, in one statement, by one process at a time."""
+
+from __future__ import annotations
+
+import datetime
+import hashlib
+import re
+import secrets
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+from unicodedata import category
+
+from datajoint.errors import DuplicateError
+
+from ..errors import DjJobsError
+from ..settings import settings
+from .database import portions
+from .identity import process_id
+from .keys import Keys
+from .native import rehash_legacy_rows
+from .queue import Queue
+from .tables import RUN_NAME_LENGTH
+
+__all__ = [
+    "DueTime",
+    "Scheduled",
+    "insert_few",
+    "insert_new",
+    "is_scheduling",
+    "put_back",
+    "put_back_unmade",
+    "schedule",
+    "set_status",
+]
+
+#: A moment with a time zone, or a delay by the server's clock, or now.
+DueTime = datetime.datetime | datetime.timedelta | None
+
+#: The scope of a scheduling that looks at all keys of the table.
+_ALL = ""
+#: How long the control table remembers a scheduling under restrictions.
+_REMEMBERED = 3600
+#: The ids of runs are below this, so that JSON and floats hold them exactly.
+_RUN_IDS = 2**53
+#: What a line of text has none of: controls, ends of lines, and halves of characters.
+_NO_TEXT = ("Cc", "Cs", "Zl", "Zp")
+
+
+@dataclass(frozen=True)
+class Scheduled:
+    """What a scheduling did; without a run if there was nothing to do and nobody named it."""
+
+    run_id: int | None = None
+    count: int = 0
+    rate_limited: bool = False
+
+
+def schedule(
+    queue: Queue,
+    keys: Keys,
+    *,
+    priority: int,
+    interval: float,
+    force: bool = False,
+    due_time: DueTime = None,
+    name: str | None = None,
+    take_along: bool = True,
+    automatic: bool = False,
+) -> Scheduled:
+    """Put every key that needs a job into the queue, as one run, unless that was done just now.
+
+    Parameters
+    ----------
+    take_along : bool
+        Whether the run also gets the jobs that events have put there and that nobody has begun. Defaults to True.
+    automatic : bool
+        Whether it is an event that schedules. Defaults to False.
+    """
+    _due_parameter(due_time, keys.label)
+    _check_name(name, keys.label)
+    # A scheduling of all keys makes one of some keys needless.
+    if interval and not force and keys.restricted and _is_scheduled(queue, keys.table.table_name, _ALL, interval):
+        return Scheduled(rate_limited=True)
+    with _turn_to_schedule(queue, keys.table.table_name, _scope(keys, force), interval) as mine:
+        if not mine:
+            return Scheduled(rate_limited=True)
+        rehash_legacy_rows(queue, keys.table.table_name, keys)
+        return _NewRun(queue, keys, name or "", due_time, automatic=automatic).fill(priority, force, take_along)
+
+
+def is_scheduling(queue: Queue, table_name: str) -> bool:
+    """Whether somebody is scheduling this table right now."""
+    return bool(queue.ask(queue.engine.is_scheduling, table=table_name))
+
+
+def insert_new(queue: Queue, keys: Keys, status: str, priority: int, few: bool = False, automatic: bool = False) -> int:
+    """Insert the keys that are neither in the target nor in the queue; return how many. `few` expects few keys."""
+    parameters = {"table": keys.table.table_name, "priority": priority, "run": None, "automatic": int(automatic)}
+    insert = _insert_sql(queue, keys, status, None, few, careful=True)
+    inserted = queue.db.change(insert, **parameters, **queue.signature())
+    if inserted and automatic:
+        _note_automatic(queue, keys)
+    if inserted:
+        queue.announce()
+    return inserted
+
+
+def insert_few(queue: Queue, keys: Keys, priority: int) -> int:
+    """Schedule a few keys for an event; return how many were new.
+
+    They are a run of their own only if that means something.
+    """
+    if any(keys.table._has_hook(name) for name in ("prepare_run", "finish_run")):
+        return _NewRun(queue, keys, "", None, few=True, automatic=True).fill(priority).count
+    return insert_new(queue, keys, "scheduled", priority, few=True, automatic=True)
+
+
+def _note_automatic(queue: Queue, keys: Keys) -> None:
+    """Afterwards: whoever takes the jobs along forgets the note first, so that none is overlooked for good."""
+    queue.change(queue.engine.note_automatic, table=keys.table.table_name)
+
+
+def _insert_sql(queue: Queue, keys: Keys, status: str, due_time: DueTime, few: bool, careful: bool) -> str:
+    """The statement that inserts new jobs.
+
+    A careful one goes by the hashes of all keys, and skips jobs that others insert meanwhile.
+    """
+    engine = queue.engine
+    due, turn = _due_and_turn(queue, due_time, "%(priority)s")
+    read_back = "" if careful else keys.read_back_sql("queued")
+    new_keys = _new_by_value(queue, keys, read_back) if read_back else _new_by_hash(queue, keys, few)
+    return queue.sql(
+        engine.schedule_new,
+        new_keys=new_keys.sql,
+        hash=new_keys.hash,
+        json=engine.json(new_keys.json),
+        status=f"'{status}'",
+        due=due,
+        turn=turn,
+        microseconds=engine.microseconds(new_keys.place),
+        or_skip_queued=engine.or_skip["table_name"] if careful else "",
+    )
+
+
+@dataclass(frozen=True)
+class _NewKeys:
+    """SQL of the keys that need a job, and of what the job takes from them."""
+
+    sql: str
+    hash: str
+    json: str
+    place: str
+
+
+def _new_by_hash(queue: Queue, keys: Keys, few: bool) -> _NewKeys:
+    engine = queue.engine
+    sql = queue.sql(
+        engine.new_by_hash,
+        source=keys.source_sql,
+        target=keys.target.full_table_name,
+        same_key=keys.same_key_sql,
+        hash=keys.hash_sql("source"),
+        numbered=engine.numbered.format(order=keys.order_sql("source")),
+        queued_here=engine.these_queued if keys.restricted else engine.all_queued,
+        one_by_one=engine.one_by_one if few else "",
+    )
+    place = engine.place.format(order=keys.order_sql("todo"))
+    return _NewKeys(sql, "todo._hash", keys.json_sql("todo"), place)
+
+
+def _new_by_value(queue: Queue, keys: Keys, read_back: str) -> _NewKeys:
+    sql = queue.sql(
+        queue.engine.new_by_value,
+        source=keys.source_sql,
+        target=keys.target.full_table_name,
+        same_key=keys.same_key_sql,
+        json=keys.json_sql("source"),
+        columns=keys.order_sql("source"),
+        read_back=read_back,
+    )
+    return _NewKeys(sql, queue.engine.hash("todo._json"), "todo._json", "todo._place")
+
+
+class _NewRun:
+    """A run in the making: it appears together with its jobs, or not at all."""
+
+    def __init__(
+        self, queue: Queue, keys: Keys, name: str, due_time: DueTime, few: bool = False, automatic: bool = False
+    ) -> None:
+        self._queue, self._keys, self._name, self._due_time, self._few = queue, keys, name, due_time, few
+        self._run_id = secrets.randbelow(_RUN_IDS - 1) + 1
+        self._tried = False
+        # To be careful takes PostgreSQL much longer, and is hardly ever needed.
+        self._careful = few
+        self._parameters = {
+            "table": keys.table.table_name,
+            "run": self._run_id,
+            "due_time": _due_parameter(due_time, keys.label),
+            "automatic": int(automatic),
+            **queue.signature(),
+        }
+
+    def fill(self, priority: int, force: bool = False, take_along: bool = False) -> Scheduled:
+        """Put the jobs into the queue."""
+        count = self._queue.db.retry(lambda: self._try(priority, force, take_along))
+        if count and self._parameters["automatic"]:
+            _note_automatic(self._queue, self._keys)
+        if count:
+            self._queue.announce()
+            self._queue.has_grown(count)
+        return Scheduled(self._run_id if count or self._name else None, count)
+
+    def _try(self, priority: int, force: bool, take_along: bool) -> int:
+        queue = self._queue
+        if self._tried:
+            # The commit may have got through, though the server's answer did not.
+            row = queue.execute(queue.engine.total_of_run, run=self._run_id).fetchone()
+            if row is not None:
+                return row[0]
+        self._tried = True
+        try:
+            return self._insert(priority, force, take_along)
+        except Exception as error:
+            # Others have put some of the keys into the queue since the statement began, or it holds keys that do not
+            # fit the table and cannot be read back: one of that name had others before.
+            overtaken = isinstance(error, DuplicateError)
+            unread = queue.engine.diagnose(error) == "query" and self._keys.read_back_sql("queued")
+            if self._careful or not (overtaken or unread):
+                raise
+            self._careful = True
+            return self._insert(priority, force, take_along)
+
+    def _insert(self, priority: int, force: bool, take_along: bool) -> int:
+        queue = self._queue
+        insert = _insert_sql(queue, self._keys, "scheduled", self._due_time, self._few, self._careful)
+        with queue.db.transaction():
+            if queue.engine.room_to_compare and not self._few:
+                queue.db.execute(queue.engine.room_to_compare)
+            count = self._move_here(("error", "ignore", "cancelled")) if force else 0
+            count += self._take_along(priority) if take_along else 0
+            count += queue.db.execute(insert, **self._parameters, priority=priority).rowcount
+            if count or self._name:
+                self._add(count)
+        return count
+
+    def _move_here(self, statuses: tuple[str, ...]) -> int:
+        """Put back jobs of these statuses; they leave the runs that they were in."""
+        queue, engine, chosen = self._queue, self._queue.engine, self._keys.chosen_sql
+        parameters = {**self._parameters, "statuses": statuses}
+        leaving = queue.db.execute(queue.sql(engine.count_leaving, chosen=chosen), **parameters).fetchall()
+        self._leave_runs(dict(leaving))
+        due, turn = _due_and_turn(queue, self._due_time, "priority")
+        changes = queue.sql(engine.put_back_in_run, due=due, turn=turn)
+        sql = queue.sql(engine.change_chosen, changes=changes, chosen=chosen, also="")
+        return queue.db.execute(sql, **parameters).rowcount
+
+    def _take_along(self, priority: int) -> int:
+        """Let jobs that events have put there, and that nobody has begun, be part of this run; return how many."""
+        queue, engine, join = self._queue, self._queue.engine, ""
+        if not queue.execute(engine.may_be_automatic, **self._parameters).fetchone():
+            return 0
+        if self._keys.restricted:
+            join = queue.sql(engine.join_chosen, chosen=self._keys.chosen_sql)
+        else:
+            queue.execute(engine.forget_automatic, **self._parameters)
+        find = queue.sql(engine.find_automatic, join_chosen=join)
+        hashes = [key_hash for (key_hash,) in queue.db.execute(find, **self._parameters).fetchall()]
+        due, turn = _due_and_turn(queue, self._due_time, "%(priority)s")
+        later = "" if self._due_time is None else f", due_time = {due}"
+        changes = queue.sql(engine.take_along, turn=turn, due=later)
+        change = queue.sql(engine.change_these, changes=changes, also="")
+        count = 0
+        for portion in portions(hashes):
+            locked = queue.execute(engine.lock_automatic, **self._parameters, hashes=portion).fetchall()
+            if not locked:
+                continue
+            self._leave_runs(Counter(run_id for _, run_id in locked if run_id is not None))
+            which = {"hashes": tuple(key_hash for key_hash, _ in locked), "statuses": ("scheduled",)}
+            count += queue.db.execute(change, **self._parameters, **which, priority=priority).rowcount
+        return count
+
+    def _leave_runs(self, leaving: Mapping[int, int]) -> None:
+        """So many jobs leave each of these runs."""
+        queue, engine = self._queue, self._queue.engine
+        for run_id, count in leaving.items():
+            queue.execute(engine.shrink_run, run=run_id, count=count)
+            queue.execute(engine.end_empty_run, run=run_id)
+
+    def _add(self, count: int) -> None:
+        due, _ = _due_and_turn(self._queue, self._due_time, "priority")
+        about = {
+            "name": self._name,
+            "restriction": self._keys.restriction_text,
+            "total": count,
+            "finish": int(bool(count) and self._keys.table._has_hook("finish_run")),
+        }
+        self._queue.db.execute(self._queue.sql(self._queue.engine.add_run, due=due), **self._parameters, **about)
+
+
+def put_back(queue: Queue, keys: Keys, statuses: tuple[str, ...]) -> int:
+    """Make jobs of these statuses `scheduled` again, keeping what they tell of earlier attempts."""
+    return _put_back(queue, keys, statuses, keys.chosen_sql)
+
+
+def put_back_unmade(queue: Queue, keys: Keys) -> int:
+    """Make jobs `scheduled` again that succeeded, but whose row has left the target."""
+    return _put_back(queue, keys, ("success",), keys.todo_sql)
+
+
+def _put_back(queue: Queue, keys: Keys, statuses: tuple[str, ...], chosen: str) -> int:
+    """Their runs go on, and begin to if they were called off."""
+    engine, parameters = queue.engine, {"table": keys.table.table_name, "statuses": statuses}
+    due, turn = _due_and_turn(queue, None, "priority")
+    reopen = queue.sql(engine.reopen_runs, chosen=chosen)
+    changes = queue.sql(engine.put_back, due=due, turn=turn)
+    change = queue.sql(engine.change_chosen, changes=changes, chosen=chosen, also="")
+
+    def attempt() -> int:
+        with queue.db.transaction():
+            queue.db.execute(reopen, **parameters)
+            return queue.db.execute(change, **parameters).rowcount
+
+    changed = queue.db.retry(attempt)
+    if changed:
+        queue.announce()
+    return changed
+
+
+def set_status(queue: Queue, table_name: str, chosen: str, statuses: tuple[str, ...], status: str) -> int:
+    """Give the chosen jobs of these statuses another one."""
+    changes = queue.sql(queue.engine.set_status, status=status)
+    change = queue.sql(queue.engine.change_chosen, changes=changes, chosen=chosen, also="")
+    changed = queue.db.change(change, table=table_name, statuses=statuses)
+    if changed:
+        queue.announce()
+    return changed
+
+
+def _due_and_turn(queue: Queue, due_time: DueTime, priority: str) -> tuple[str, str]:
+    """SQL of when a job is due, and of its place in line: none while it waits for a time to come."""
+    engine = queue.engine
+    if due_time is None:
+        return engine.now, priority
+    if isinstance(due_time, datetime.timedelta):
+        due = f"{engine.now} + {engine.seconds('%(due_time)s')}"
+    else:
+        due = engine.moment("%(due_time)s")
+    return due, f"CASE WHEN {due} <= {engine.now} THEN {priority} END"
+
+
+def _due_parameter(due_time: DueTime, label: str) -> Any:
+    if due_time is None:
+        return None
+    if isinstance(due_time, datetime.timedelta):
+        return due_time.total_seconds()
+    if not isinstance(due_time, datetime.datetime) or due_time.tzinfo is None:
+        raise DjJobsError(
+            f"due_time for {label} must be a timedelta or a datetime with a time zone, not {due_time!r}: "
+            "for example timedelta(hours=2)."
+        )
+    return due_time.astimezone(datetime.timezone.utc).replace(tzinfo=None)
+
+
+def _check_name(name: Any, label: str) -> None:
+    if name is None:
+        return
+    if not isinstance(name, str) or not name.strip() or any(category(sign) in _NO_TEXT for sign in name):
+        raise DjJobsError(f'The name of a run of {label} must be a line of text, as in "rerun m1", not {name!r}.')
+    if len(name) > RUN_NAME_LENGTH:
+        raise DjJobsError(
+            f"The name of a run of {label} may have {RUN_NAME_LENGTH} characters; {name[:20]!r}... has {len(name)}."
+        )
+
+
+def _scope(keys: Keys, force: bool) -> str:
+    """What a scheduling looks at. Only one that looked at the same makes another needless."""
+    if not keys.restricted and not force:
+        return _ALL
+    # DataJoint numbers the aliases of its subqueries anew each time.
+    what = re.sub(r"[`\"]\$\w+[`\"]", "", keys.source_sql) if keys.restricted else ""
+    return hashlib.sha256(f"{force} {what}".encode()).hexdigest()[:32]
+
+
+@contextmanager
+def _turn_to_schedule(queue: Queue, table_name: str, scope: str, interval: float) -> Iterator[bool]:
+    """Yield whether it is our turn: nobody else is at it, and the last time is long enough ago."""
+    engine = queue.engine
+    parameters = {"table": table_name, "scope": scope, "worker": process_id()}
+    if not _begin(queue, scope, parameters, interval):
+        yield False
+        return
+    try:
+        yield True
+    except BaseException:
+        # A scheduling that failed was no scheduling: the next one need not wait, and a new scope is forgotten.
+        queue.change(engine.forget_scope, **parameters)
+        queue.change(engine.abandon_scheduling, **parameters)
+        raise
+    queue.change(engine.end_scheduling, **parameters)
+    if scope != _ALL:
+        forget = queue.sql(engine.forget_scopes, interval=engine.seconds("%(interval)s"))
+        queue.db.change(forget, table=table_name, interval=_REMEMBERED)
+
+
+def _begin(queue: Queue, scope: str, parameters: dict[str, Any], interval: float) -> bool:
+    engine, table_name = queue.engine, parameters["table"]
+    # Looking first keeps the many that come too early from writing.
+    is_scheduled = _is_scheduled(queue, table_name, scope, interval)
+    if is_scheduled is None:
+        queue.change(engine.add_scope, table=table_name, scope=scope)
+    if is_scheduled and interval:
+        return False
+    begin = queue.sql(engine.begin_scheduling, mark=engine.seconds("%(mark)s"), interval=engine.seconds("%(interval)s"))
+    return bool(queue.db.change(begin, **parameters, interval=interval, mark=settings.scheduling_timeout))
+
+
+def _is_scheduled(queue: Queue, table_name: str, scope: str, interval: float) -> bool | None:
+    """Whether a scheduling of this scope runs or is recent; None if there never was one."""
+    sql = queue.sql(queue.engine.is_scheduled, interval=queue.engine.seconds("%(interval)s"))
+    row = queue.db.execute(sql, table=table_name, scope=scope, interval=interval).fetchone()
+    return None if row is None else bool(row[0])

@@ -1,0 +1,363 @@
+"""The scheduler: of any number, the one that leads a schema fires its schedules; another takes over when it dies.
+
+A firing runs in a child process with a connection of its own, so that a slow key_source holds up neither the other
+schedules nor the leader's signs of life, and that dies with its scheduler.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import logging
+import multiprocessing as mp
+import signal
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ..dj.compat import datajoint_api
+from ..errors import DjJobsError
+from ..interrupt import Stop
+from ..queue.database import Database, explained
+from ..settings import settings
+from ..work.execute import describe
+from ..work.pool import Crew, Death, Slot, SlotLine
+from .fire import carry_out
+from .rows import Firing, Schedule, Timetable, new_token
+
+__all__ = ["Scheduler", "SchedulerBeside", "run_scheduler"]
+
+logger = logging.getLogger("djjobs")
+
+#: How long to wait for something to happen: short enough to see a signal coming.
+_GLANCE = 0.2
+#: New schedules are noticed after so many seconds at most.
+_LONGEST_WAIT = 5.0
+#: How long to wait after the server could not be asked.
+_PAUSE = 1.0
+_FORGET_INTERVAL = 3600.0
+#: How long a child has to end when it is told to, and a scheduler beside a worker.
+_PATIENCE = 2.0
+#: How long a worker waits before it starts its scheduler again: the first time, and at most.
+_FIRST_REST, _LONGEST_REST = 1.0, 60.0
+
+
+def run_scheduler(tables: Sequence[Any], once: bool = False) -> int:
+    """Fire the schedules of the schemas that these tables are in, until stopped, and return an exit code.
+
+    Parameters
+    ----------
+    tables
+        Classes with the mixin.
+    once : bool
+        Fire what is due, wait for it to be done, and end. Defaults to False.
+
+    Returns
+    -------
+    int
+        0, or 1 if firings have failed.
+    """
+    scheduler = Scheduler(tables)
+    with Stop() as stop:
+        return scheduler.run(stop, once)
+
+
+@dataclass
+class _Running:
+    """A firing and the timetable that it is on."""
+
+    timetable: Timetable
+    schedule: Schedule
+    firing: Firing
+
+
+class _Watch:
+    """One schema that is watched: whether this process leads, and when it has to look again."""
+
+    def __init__(self, timetable: Timetable) -> None:
+        self.timetable = timetable
+        self.leads: bool | None = None
+        self.next_look = 0.0
+        self.next_sign = 0.0
+        self.next_forgetting = 0.0
+
+
+class Scheduler:
+    """Fires the schedules of some schemas, as far as it leads there.
+
+    Parameters
+    ----------
+    tables
+        Classes with the mixin. Their connections are closed until the scheduler ends.
+    """
+
+    def __init__(self, tables: Sequence[Any]) -> None:
+        if not tables:
+            raise DjJobsError("There is nothing to watch: no table was given.")
+        if "fork" not in mp.get_all_start_methods():
+            raise DjJobsError("A scheduler needs a system that can fork.")
+        self.id = new_token()
+        self._databases = {id(table.connection): Database(table.connection) for table in tables}
+        places = {(id(table.connection), table.database): (table.connection, table.database) for table in tables}
+        with explained(tables[0].connection, ", ".join(name for _, name in places.values()), "fire the schedules of"):
+            timetables = [Timetable.of(*place) for place in places.values()]
+            # Each thing is tried once: there is more to do meanwhile, and it will be due again.
+            self._own = {
+                key: Database(datajoint_api.another_connection(db.connection), tries_to_connect=1, hurried=True)
+                for key, db in self._databases.items()
+            }
+        self._watches = [
+            _Watch(Timetable(timetable.queue.on(self._own[key])))
+            for timetable, (key, _) in zip(timetables, places, strict=True)
+        ]
+        self._crew = Crew(mp.get_context("fork"), self._carry_out, bound=True, pass_on=_say)
+        self._running: dict[int, _Running] = {}
+        self._at_hand: _Running | None = None
+        self._next_sign = 0.0
+        self._failed = self._faults = 0
+        self._complaints: set[str] = set()
+
+    def run(self, stop: Stop, once: bool = False) -> int:
+        for db in self._databases.values():
+            # An open connection must not be inherited: two processes would read each other's answers.
+            db.connection.close()
+        logger.info("Scheduler %s watches %s.", self.id, ", ".join(w.timetable.database for w in self._watches))
+        try:
+            while stop.requested is None:
+                self._look()
+                if once and not self._running:
+                    break
+                self._listen(min(_GLANCE, self._until_next()))
+        finally:
+            self._end()
+            stop.take()
+        logger.info("Scheduler %s ends.", self.id, extra={"event": "ended"})
+        return 1 if self._failed or (once and self._faults) else 0
+
+    # -- one look at all schemas -----------------------------------------------------------------------------------
+
+    def _look(self) -> None:
+        """Do what is due. Does not raise: the next leader is no better off with the same server."""
+        for watch in self._watches:
+            if time.monotonic() >= watch.next_look:
+                with self._forgiving(watch):
+                    self._keep_or_get_the_lead(watch)
+                    if watch.leads:
+                        self._take_up_the_lost(watch)
+                        self._fire_what_is_due(watch)
+                        self._forget_the_old(watch)
+        if time.monotonic() >= self._next_sign:
+            self._next_sign = time.monotonic() + settings.leader_expiry / 3
+            for watch in self._watches:
+                with self._forgiving(watch):
+                    watch.timetable.keep(r.firing for r in self._running.values() if r.timetable is watch.timetable)
+
+    @contextlib.contextmanager
+    def _forgiving(self, watch: _Watch) -> Iterator[None]:
+        try:
+            yield
+        except Exception as error:
+            self._faults += 1
+            db = watch.timetable.queue.db
+            words = watch.timetable.database, describe(error).splitlines()[0]
+            logger.warning("Schedules of %s wait: %s", *words, exc_info=not db.is_transient(error))
+            watch.next_look = watch.next_sign = time.monotonic() + _PAUSE
+            if db.is_lost(error):
+                with contextlib.suppress(Exception):
+                    db.start_afresh()
+
+    def _until_next(self) -> float:
+        now = time.monotonic()
+        return max(0.0, min([self._next_sign, *(watch.next_look for watch in self._watches)]) - now)
+
+    def _keep_or_get_the_lead(self, watch: _Watch) -> None:
+        timetable, now = watch.timetable, time.monotonic()
+        if watch.leads and now < watch.next_sign:
+            return
+        leads = timetable.lead(self.id)
+        other = None if leads else timetable.living_leader()
+        if leads != watch.leads:
+            watch.leads = leads
+            words = "leads" if leads else "stands by" if other is None else f"stands by, {other.where} leads"
+            logger.info("Scheduler %s %s in %s.", self.id, words, timetable.database, extra={"event": "leader"})
+        watch.next_sign = now + settings.leader_expiry / 3
+        if not leads:
+            # Looked at again the moment that the other one is taken for dead, should it not be heard of until then.
+            left = 0.0 if other is None else other.seconds_left
+            watch.next_look = time.monotonic() + min(left, settings.leader_expiry / 3)
+
+    def _take_up_the_lost(self, watch: _Watch) -> None:
+        """Run the firings again whose scheduler died, under the same row."""
+        timetable = watch.timetable
+        # After a sleep its own look lost too, as long as it has not shown that they run.
+        mine = {running.firing.runner for running in self._running.values()}
+        for lost, where in timetable.lost_firings():
+            if lost.runner in mine:
+                continue
+            schedule = timetable.find(lost.name)
+            if schedule is None:
+                timetable.remove(lost.name)
+                continue
+            firing = timetable.take_up(lost, self.id)
+            if firing is None:
+                continue
+            if firing.attempt > settings.max_crashes:
+                why = f"its process died {lost.attempt} times, the last time on {where}"
+                timetable.end(firing, "failed", f"Given up: {why}.")
+                self._failed += 1
+                _tell(logging.ERROR, firing, "failed", f"given up, {why}")
+                continue
+            _tell(logging.WARNING, firing, "taken up", f"taken up again; its process on {where} was lost")
+            self._start(_Running(timetable, schedule, firing))
+
+    def _fire_what_is_due(self, watch: _Watch) -> None:
+        timetable = watch.timetable
+        now, waits = timetable.now(), [_LONGEST_WAIT, watch.next_sign - time.monotonic()]
+        for schedule in timetable.everything():
+            if not schedule.enabled:
+                continue
+            wait = (schedule.next_time - now).total_seconds()
+            waits.append(wait if wait > 0 else self._fire(watch, schedule, now))
+        watch.next_look = time.monotonic() + max(0.0, min(waits))
+
+    def _fire(self, watch: _Watch, schedule: Schedule, now: datetime.datetime) -> float:
+        """Fire a schedule; return after how many seconds to look at it again."""
+        try:
+            firing, skipped = watch.timetable.fire(schedule, now, self.id)
+        except DjJobsError as error:
+            # Its time zone or cron line means nothing on this machine; others must not wait for that.
+            self._complain(f"The schedule {schedule.name} cannot be fired: {error}")
+            return _LONGEST_WAIT
+        if skipped:
+            logger.warning(
+                "%s is skipped: %s", schedule.name, skipped, extra={"event": "skipped", "schedule": schedule.name}
+            )
+        elif firing is not None:
+            _tell(logging.INFO, firing, "fired", "fired")
+            self._start(_Running(watch.timetable, schedule, firing))
+        else:
+            # Fired by a leader that died then; or somebody changed it just now; or this process was asleep, and does
+            # not lead any more.
+            watch.next_sign = 0.0
+        return 0.0
+
+    def _complain(self, words: str) -> None:
+        """Say what will be so the next time, too, but once."""
+        self._faults += 1
+        if words not in self._complaints:
+            self._complaints.add(words)
+            logger.error("%s", words, extra={"event": "failed"})
+
+    def _forget_the_old(self, watch: _Watch) -> None:
+        if time.monotonic() >= watch.next_forgetting:
+            watch.next_forgetting = time.monotonic() + _FORGET_INTERVAL
+            watch.timetable.forget_old()
+
+    # -- the children ------------------------------------------------------------------------------------------------
+
+    def _start(self, running: _Running) -> None:
+        self._at_hand = running
+        self._running[self._crew.hire().number] = running
+
+    def _carry_out(self, line: SlotLine, number: int) -> None:
+        """What a child does."""
+        # Ctrl-C in a terminal reaches the whole group; it is the scheduler's to decide.
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        running = self._at_hand
+        assert running is not None
+        for db in self._databases.values():
+            db.start_afresh()
+        key = next(key for key, own in self._own.items() if own is running.timetable.queue.db)
+        db = self._databases[key]
+        with db.patient(settings.reconnect_timeout, unless=lambda: False):
+            timetable = Timetable(running.timetable.queue.on(db))
+            line.send(carry_out(timetable, running.schedule, running.firing))
+
+    def _listen(self, timeout: float) -> None:
+        for slot, message in self._crew.listen(timeout):
+            running = self._running[slot.number]
+            if isinstance(message, Death):
+                self._settle(running, slot.story())
+            elif isinstance(message, BaseException):
+                self._settle(running, describe(message))
+            else:
+                self._hear(slot, message)
+            if message is None or isinstance(message, Death):
+                del self._running[slot.number]
+
+    def _hear(self, slot: Slot, message: Any) -> None:
+        if isinstance(message, tuple):
+            self._report(self._running[slot.number].firing, *message)
+
+    def _report(self, firing: Firing, state: str, outcome: str) -> None:
+        self._failed += state == "failed"
+        _tell(logging.INFO if state == "done" else logging.ERROR, firing, state, f"{state}: {outcome}")
+
+    def _settle(self, running: _Running, why: str) -> None:
+        """A child ended without having recorded what came of its firing."""
+        with contextlib.suppress(Exception):
+            if running.timetable.end(running.firing, "failed", why):
+                self._report(running.firing, "failed", why)
+
+    def _end(self) -> None:
+        """End the children, and let another have their firings and the lead at once."""
+        self._crew.end(_PATIENCE, self._give_back, self._hear)
+        for watch in self._watches:
+            with contextlib.suppress(Exception):
+                watch.timetable.resign(self.id)
+        for db in self._own.values():
+            with contextlib.suppress(Exception):
+                db.connection.close()
+
+    def _give_back(self, slot: Slot) -> None:
+        running = self._running[slot.number]
+        running.timetable.give_back(running.firing)
+
+
+class SchedulerBeside:
+    """A scheduler beside a worker: in a process of its own, so that it can never keep the worker waiting.
+
+    Parameters
+    ----------
+    tables
+        Classes with the mixin, whose connections are closed.
+    """
+
+    def __init__(self, tables: Sequence[Any]) -> None:
+        self._tables = list(tables)
+        self._crew = Crew(mp.get_context("fork"), self._run, bound=True, pass_on=_say)
+        self._rest, self._next_start = _FIRST_REST, 0.0
+
+    def _run(self, line: SlotLine, number: int) -> None:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        with Stop(signals=(signal.SIGTERM,)) as stop:
+            for connection in {id(table.connection): table.connection for table in self._tables}.values():
+                Database(connection).start_afresh()
+            Scheduler(self._tables).run(stop)
+
+    def tick(self) -> None:
+        """See that it runs, and pass on what it says."""
+        if not self._crew.slots and time.monotonic() >= self._next_start:
+            self._crew.hire()
+            self._next_start = time.monotonic() + self._rest
+            self._rest = min(self._rest * 2, _LONGEST_REST)
+        for slot, message in self._crew.listen(0):
+            if isinstance(message, Death):
+                logger.error("The scheduler of this worker died: %s", slot.story(), extra={"event": "died"})
+            elif isinstance(message, BaseException):
+                logger.error("The scheduler of this worker failed: %s", describe(message), extra={"event": "died"})
+
+    def close(self) -> None:
+        self._crew.end(_PATIENCE, lambda slot: None)
+
+
+def _tell(level: int, firing: Firing, event: str, words: str) -> None:
+    due = f"{firing.fire_time:%Y-%m-%d %H:%M:%S} UTC"
+    logger.log(level, "%s (%s) %s", firing.name, due, words, extra={"event": event, "schedule": firing.name})
+
+
+def _say(line: str) -> None:
+    """What a firing prints."""
+    logger.info("%s", line, extra={"event": "output"})

@@ -1,0 +1,80 @@
+"""The progress bars of a populate and of a run: rate, errors and remaining time, in a terminal or a notebook."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from .execute import Outcome
+
+__all__ = ["ProgressBar", "RunBar"]
+
+
+class ProgressBar:
+    """A bar over the jobs that are there to be done; shows nothing if not asked to.
+
+    Parameters
+    ----------
+    name : str
+        What stands before the bar.
+    total : callable
+        How many jobs there are to do; asked only if the bar is shown.
+    """
+
+    def __init__(self, name: str, shown: bool, total: Callable[[], int]) -> None:
+        self._name, self._shown, self._total = name, shown, total
+        self._bar: Any = None
+        self._errors = 0
+
+    def __enter__(self) -> ProgressBar:
+        if self._shown:
+            from tqdm.auto import tqdm
+
+            self._bar = tqdm(desc=self._name, total=self._total(), unit="job")
+        return self
+
+    def update(self, outcome: Outcome) -> None:
+        if self._bar is None:
+            return
+        if outcome.error is not None:
+            self._errors += 1
+            self._bar.set_postfix(errors=self._errors, refresh=False)
+        if self._bar.n >= self._bar.total:
+            self._bar.total += 1  # more came in meanwhile
+        self._bar.update()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._bar is not None:
+            # What others did meanwhile was not left undone.
+            self._bar.total = self._bar.n
+            self._bar.close()
+
+
+class RunBar:
+    """A bar over the jobs of a run that others do; shows nothing if not asked to."""
+
+    def __init__(self, name: str, shown: bool, total: int) -> None:
+        self._bar: Any = None
+        if shown:
+            from tqdm.auto import tqdm
+
+            self._bar = tqdm(desc=name, total=total, unit="job")
+
+    def __enter__(self) -> RunBar:
+        return self
+
+    def show(self, over: int, errors: int, total: int) -> None:
+        if self._bar is None:
+            return
+        if errors:
+            self._bar.set_postfix(errors=errors, refresh=False)
+        self._bar.n, self._bar.total = over, total
+        self._bar.refresh()
+
+    def __exit__(self, *_: object) -> None:
+        if self._bar is not None:
+            self._bar.close()
