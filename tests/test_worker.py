@@ -471,8 +471,7 @@ def pauses(looks: list[float]) -> list[float]:
 def test_an_idle_worker_asks_at_most_once_a_second_then_less_on_few_connections(lab: Lab, witness: Witness) -> None:
     processes = 3
     lab.add(*["gate"] * processes)
-    # Who waits for a shift would look later than the others.
-    with working(lab, "--processes", str(processes), **witness.environment, DJJOBS_WORK_IN_SHIFTS=0) as worker:
+    with working(lab, "--processes", str(processes), **witness.environment) as worker:
         wait_for(lambda: lab.has_begun(1, 2, 3))
         assert witness.connections() <= 2 + processes
         lab.open(1, 2, 3)

@@ -17,7 +17,6 @@ from ..queue.queue import Queue
 from ..settings import settings
 from .budget import Budget, Pace
 from .execute import Executor, Outcome
-from .shifts import Shifts
 
 __all__ = ["MakeFailed", "Options", "Results", "Scheduling", "patience_with_limit", "work"]
 
@@ -128,7 +127,7 @@ def work(
     claimed: list[Job] = []
     empty_handed = True
     patient = queue.db.patient(settings.reconnect_timeout, unless=lambda: stop.requested is not None)
-    with patient, HeldEvents([queue.db.connection]) as events, Shifts() as shifts:
+    with patient, HeldEvents([queue.db.connection]) as events:
         try:
             while room := budget.take(pace.batch):
                 claimed = _claim(queue, claims, room, stop, scheduling, empty_handed)
@@ -136,7 +135,6 @@ def work(
                 if not claimed:
                     break
                 empty_handed = False
-                may_be_more = len(claimed) == room
                 begin()
                 while claimed:
                     stop.check()
@@ -151,9 +149,6 @@ def work(
                     error = outcome.error_to_raise(options.suppress_errors)
                     if error is not None:
                         raise MakeFailed(error)
-                if may_be_more:
-                    shifts.wait(pace, stop, unless=lambda: budget.is_spent)
-            shifts.leave()
             executor.runs.look(claims.claimant, stop, begin)
             stop.check()
         finally:

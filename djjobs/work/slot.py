@@ -20,7 +20,6 @@ from .current_job import Desk
 from .execute import Executor, Outcome, clean_up_after
 from .options import Bench, WorkerOptions, one_a_connection
 from .pool import SlotLine
-from .shifts import Shifts
 
 __all__ = ["Shared", "SlotWork"]
 
@@ -55,7 +54,6 @@ class SlotWork:
         self._claimant = claimant = shared.claimant.for_slot(number)
         self._claims = [Claims(b.queue, b.keys, self._options.order, None, claimant) for b in self._benches]
         self._paces = [Pace() for _ in self._benches]
-        self._shifts = Shifts()
         self._jobs_done = 0
         self._is_limited = False
         self._events = HeldEvents(db.connection for db in one_a_connection(self._benches))
@@ -74,7 +72,7 @@ class SlotWork:
             for table, key in self._to_clean:
                 clean_up_after(table, key)
             self._executors = [Executor(bench.finisher, None, desk, bench.number) for bench in self._benches]
-            with self._events, self._shifts:
+            with self._events:
                 self._work(stop)
 
     def _work(self, stop: Stop) -> None:
@@ -86,7 +84,6 @@ class SlotWork:
             self._events.act()
             if self._look(stop):
                 continue
-            self._shifts.leave()
             wait = self._options.drain and any(bench.has_retries() for bench in self._benches)
             self._line.send("waiting" if wait else "limited" if self._is_limited else "idle")
             self._line.wait_until_called(stop)
@@ -118,7 +115,6 @@ class SlotWork:
         self._budget.put_back(room - len(jobs))
         if not jobs:
             return False
-        may_be_more = len(jobs) == room
         self._line.send("working")
         try:
             while jobs and not self._budget.ended and not self._is_used_up() and self._fits(number):
@@ -128,8 +124,6 @@ class SlotWork:
         finally:
             self._budget.put_back(len(jobs))
             bench.finisher.give_back(jobs)
-        if may_be_more:
-            self._shifts.wait(self._paces[number], stop, unless=self._is_over)
         return True
 
     def _run(self, bench: Bench, job: Job, rest: list[Job], stop: Stop) -> None:
