@@ -367,7 +367,7 @@ def test_a_lost_job_whose_key_does_not_fit_is_not_done_and_keeps_no_other_from_c
     Square = start(3)
     lose(Square, [1, 2])
     Square.populate({"n": 3})
-    column = Queue.of(Square.Number.connection, Square.database).engine.key
+    column = Queue.of(Square.Number.connection, Square.database).engine.dialect.key
     change_jobs(Square, [1], f"{column} = '{key}'")
     assert Square.cleanup_jobs()["recovered"] == 2
     assert job_counts(Square) == {"scheduled": 3}

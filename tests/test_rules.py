@@ -310,15 +310,18 @@ class World:
         self.elsewhere = self.queue.on(Database(self._second_connection))
         self._set_up_bystanders()
         # longer than it is since anybody was heard of
-        wait_for(lambda: float(self.queue.execute(self.queue.engine.uptime).fetchone()[1]) > 5)
+        wait_for(lambda: float(self.queue.execute(self.queue.engine.workers.uptime).fetchone()[1]) > 5)
 
     def close(self) -> None:
         self._second_connection.close()
 
     def sql(self, statement: str, queue: Queue | None = None, **parameters: Any) -> Any:
         queue = queue or self.queue
-        times = {"back": queue.engine.seconds(str(2 * LEASE)), "some": queue.engine.seconds(str(LEASE // 2))}
-        times["short"] = queue.engine.seconds("2")
+        times = {
+            "back": queue.engine.dialect.seconds(str(2 * LEASE)),
+            "some": queue.engine.dialect.seconds(str(LEASE // 2)),
+        }
+        times["short"] = queue.engine.dialect.seconds("2")
         tables = {"square": self.Square().full_table_name}
         return queue.db.execute(queue.sql(statement, **times, **tables), **parameters)
 

@@ -167,7 +167,9 @@ class Agenda:
         try:
             table = self._table(cls)
             db = Database(table.connection)
-            return not db.execute(db.engine.find_tables, schema=table.database, names=(table.table_name,)).fetchall()
+            return not db.execute(
+                db.engine.tables.find_tables, schema=table.database, names=(table.table_name,)
+            ).fetchall()
         except Exception:
             return False
 

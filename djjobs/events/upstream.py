@@ -95,7 +95,7 @@ def restrictions_for(table: Any, change: Change, engine: Engine) -> list[str] | 
     places = [change.attributes.index(name) for name in names]
     rows: dict[str, None] = {}
     for key in change.keys:
-        literals = [engine.literal(kind, key[place]) for kind, place in zip(kinds, places, strict=True)]
+        literals = [engine.dialect.literal(kind, key[place]) for kind, place in zip(kinds, places, strict=True)]
         if None in literals:
             return None
         rows[f"({', '.join(literals)})"] = None  # type: ignore[arg-type]

@@ -26,10 +26,10 @@ def delete(queue: Queue, table: Any, hashes: Mapping[str, Sequence[str]]) -> int
     counts = {}
     for status, found in hashes.items():
         which = [{"table": table.table_name, "status": status, "hashes": portion} for portion in portions(found)]
-        counts[status] = sum(_change(queue, queue.engine.delete_by_hand, **these) for these in which)
+        counts[status] = sum(_change(queue, queue.engine.by_hand.delete_by_hand, **these) for these in which)
     if any(counts.values()):
         # Their keys may be scheduled again at once.
-        _change(queue, queue.engine.forget_scheduling, table=table.table_name)
+        _change(queue, queue.engine.control.forget_scheduling, table=table.table_name)
     if counts.get("reserved"):
         tell_of_running(counts["reserved"], table_label(table))
     return sum(counts.values())
@@ -45,7 +45,9 @@ def _change(queue: Queue, statement: str, **parameters: Any) -> int:
 def reserve(queue: Queue, table: Any, key_hash: str | None) -> bool:
     """Reserve a job that is due, in nobody's name."""
     which = {"table": table.table_name, "key_hash": key_hash, "metadata": json.dumps(version_metadata(table))}
-    return key_hash is not None and _change(queue, queue.engine.reserve_by_hand, **which, **queue.signature()) == 1
+    return (
+        key_hash is not None and _change(queue, queue.engine.by_hand.reserve_by_hand, **which, **queue.signature()) == 1
+    )
 
 
 def complete(
@@ -54,11 +56,11 @@ def complete(
     """End a job well."""
     which = {"table": table.table_name, "key_hash": key_hash}
     if not table._keeps_completed():
-        if key_hash is not None and not _change(queue, queue.engine.complete_by_hand, **which):
+        if key_hash is not None and not _change(queue, queue.engine.by_hand.complete_by_hand, **which):
             raise _is_running(table, key)
         return
     _insist_on_job(table, key, key_hash)
-    if not _change(queue, queue.engine.keep_by_hand, **which, duration=duration):
+    if not _change(queue, queue.engine.by_hand.keep_by_hand, **which, duration=duration):
         raise _is_running(table, key)
 
 
@@ -68,14 +70,14 @@ def fail(
     """End a job with an error."""
     _insist_on_job(table, key, key_hash)
     told = {"message": truncated(storable(message)), "stack": None if stack is None else pack(stack)}
-    if not _change(queue, queue.engine.fail_by_hand, table=table.table_name, key_hash=key_hash, **told):
+    if not _change(queue, queue.engine.by_hand.fail_by_hand, table=table.table_name, key_hash=key_hash, **told):
         raise _is_running(table, key)
 
 
 def release_older(queue: Queue, table: Any, seconds: float, priority: int | None) -> int:
     """Put jobs back that have been reserved for longer than this, whoever has them; return how many."""
     engine = queue.engine
-    sql = queue.sql(engine.release_older, interval=engine.seconds("%(seconds)s"))
+    sql = queue.sql(engine.by_hand.release_older, interval=engine.dialect.seconds("%(seconds)s"))
     return queue.db.change(sql, table=table.table_name, seconds=seconds, priority=priority)
 
 

@@ -47,7 +47,7 @@ class Database:
 
     def _set_up(self) -> None:
         if self._hurried:
-            self.connection.query(self.engine.wait_little)
+            self.connection.query(self.engine.connection.wait_little)
 
     def execute(self, sql: str, **parameters: Any) -> Any:
         """Run one statement and return its cursor. Outside a transaction it is tried again if the connection is lost.
@@ -71,7 +71,7 @@ class Database:
     @contextmanager
     def transaction(self) -> Iterator[None]:
         """A short transaction of the queue's own, under READ COMMITTED."""
-        first, *rest = self.engine.begin
+        first, *rest = self.engine.connection.begin
         self.execute(first)
         self._open = True
         try:
@@ -91,7 +91,7 @@ class Database:
     @property
     def interrupt(self) -> Callable[[], None] | None:
         """Makes the statement that runs now return with an error, from another thread; None if a signal does."""
-        if not self.engine.defers_signals:
+        if not self.engine.connection.defers_signals:
             return None
 
         def cancel() -> None:
@@ -117,7 +117,7 @@ class Database:
         self.connection._in_transaction = False
         Outbox.of(self.connection).drop()
         # DataJoint keeps the number of its first connection.
-        self.connection.connection_id = self.connection.query(self.engine.own_connection_id).fetchone()[0]
+        self.connection.connection_id = self.connection.query(self.engine.connection.own_connection_id).fetchone()[0]
         self._set_up()
 
     def retry(self, action: Callable[[], T]) -> T:
@@ -140,7 +140,7 @@ class Database:
         try:
             self.recover_from(lost)
         except Exception as error:
-            if self.engine.diagnose(error) == "credentials" or self._patience:
+            if self.engine.errors.diagnose(error) == "credentials" or self._patience:
                 raise
 
     @contextmanager
@@ -169,21 +169,21 @@ class Database:
                 return
             except Exception as failure:
                 patient = time.monotonic() + pause <= deadline and not self._given_up()
-                if not patient or self.engine.diagnose(failure) != "unreachable":
+                if not patient or self.engine.errors.diagnose(failure) != "unreachable":
                     raise
             time.sleep(random.uniform(pause / 2, pause))
             pause = min(pause * 2, 2.0)
 
     def is_transient(self, error: BaseException) -> bool:
-        return self.is_lost(error) or self.engine.is_transient(error)
+        return self.is_lost(error) or self.engine.errors.is_transient(error)
 
     def is_lost(self, error: BaseException) -> bool:
-        return isinstance(error, LostConnectionError) or self.engine.is_lost(error)
+        return isinstance(error, LostConnectionError) or self.engine.errors.is_lost(error)
 
     @contextmanager
     def locked(self, name: str) -> Iterator[None]:
         """Hold a named lock of the server. For declaring tables only: it dies with the session."""
-        take, give_back = self.engine.lock(name)
+        take, give_back = self.engine.connection.lock(name)
         self.execute(take)
         try:
             yield
@@ -240,7 +240,7 @@ def connected() -> Any:
 
 
 def _explanation(error: Exception, backend: str, server: str, user: str) -> str | None:
-    kind = engine_for(backend).diagnose(error)
+    kind = engine_for(backend).errors.diagnose(error)
     if isinstance(error, AccessError) or kind == "access":
         return (
             f"the user {user!r} lacks a privilege ({_first_line(error)}). It takes SELECT, INSERT, UPDATE and "

@@ -19,7 +19,7 @@ class Bell:
 
     def __init__(self, connection: Any) -> None:
         self._other: Any = None
-        self._listen = Database(connection).engine.listen
+        self._listen = Database(connection).engine.workers.listen
         if self._listen:
             self._connection = connection
             self._hang_up()

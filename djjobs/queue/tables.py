@@ -105,7 +105,7 @@ def job_columns(connection: Any, engine: Engine) -> dict[str, str]:
         assert match is not None
         name, text_type = match.groups()
         if text_type:
-            character_set = engine.ascii if name in ASCII_COLUMNS else engine.unicode
+            character_set = engine.tables.ascii if name in ASCII_COLUMNS else engine.tables.unicode
             column = f"{column[: match.end()]} {character_set}{column[match.end() :]}"
         columns[name] = column
     return columns
@@ -188,7 +188,7 @@ class Jobs(QueueTable):
         if count and control.is_declared:
             # Their keys may be scheduled again at once.
             engine = engine_for(datajoint_api.backend(self.connection))
-            self.connection.query(engine.render(engine.forget_all_schedulings, control=control.full_table_name))
+            self.connection.query(engine.render(engine.control.forget_all_schedulings, control=control.full_table_name))
         if running:
             tell_of_running(running, f"the schema {self.database}")
         return count if get_count else None

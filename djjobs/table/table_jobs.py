@@ -276,7 +276,7 @@ class TableJobs(Jobs):
 
     def progress(self) -> dict[str, int]:
         """How many jobs there are of each status, and in all."""
-        sql = self._queue.sql(self._queue.engine.count_by_status, where="WHERE table_name = %(table)s")
+        sql = self._queue.sql(self._queue.engine.jobs.count_by_status, where="WHERE table_name = %(table)s")
         rows = self._queue.db.execute(sql, table=self._target.table_name).fetchall()
         counts = {status: 0 for status in STATUSES} | {status: count for _, status, count in rows}
         pending = counts.pop("scheduled")
@@ -305,7 +305,7 @@ def _heading(queue: Queue, table: Any, attributes: list[Any]) -> Heading:
 def _attributes(queue: Queue, keys: Keys) -> list[Any]:
     """The columns of the view with their SQL: the key's, DataJoint 2's, and all others that `~jobs` has."""
     stored, engine = queue.jobs.heading.attributes, queue.engine
-    computed = engine.shown_columns()
+    computed = engine.dialect.shown_columns()
     in_key = [
         # NULL where a table of the same name that had other keys has left a job, which no array of numbers can hold.
         datajoint_api.whole(attribute)._replace(in_key=True, attribute_expression=sql, dtype=object)

@@ -130,7 +130,7 @@ def _is_about_connecting(error: BaseException) -> bool:
     if isinstance(error, (LostConnectionError, EOFError)):
         return True
     not_configured = isinstance(error, DataJointError) and "not configured" in str(error)
-    return not_configured or engine_for(datajoint_api.configured_backend()).diagnose(error) in (
+    return not_configured or engine_for(datajoint_api.configured_backend()).errors.diagnose(error) in (
         "credentials",
         "unreachable",
     )

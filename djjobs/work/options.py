@@ -102,8 +102,8 @@ class Bench:
         """Whether jobs wait for their next try."""
         engine, join = self.queue.engine, ""
         if self.keys.restricted:
-            join = self.queue.sql(engine.join_chosen, chosen=self.keys.chosen_sql)
-        sql = self.queue.sql(engine.has_retries, join_chosen=join)
+            join = self.queue.sql(engine.jobs.join_chosen, chosen=self.keys.chosen_sql)
+        sql = self.queue.sql(engine.jobs.has_retries, join_chosen=join)
         return bool(self.queue.db.execute(sql, table=self.table.table_name).fetchone()[0])
 
 

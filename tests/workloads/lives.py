@@ -138,7 +138,7 @@ def lose(table: Any, numbers: Iterable[int], silent_for: float = 2.5, lease: flo
 def uptime(table: Any) -> float:
     """How many seconds the server of a table or schema has been up."""
     queue = Queue.of(table.connection, table.database)
-    return float(queue.execute(queue.engine.uptime).fetchone()[1])
+    return float(queue.execute(queue.engine.workers.uptime).fetchone()[1])
 
 
 def ago(connection: Any, seconds: float) -> str:
