@@ -31,8 +31,9 @@ from workloads.squares import CallLog, another_connection, made, rows_by_number,
 import djjobs
 from djjobs import worker
 from djjobs.queue.tables import JobControl
-from djjobs.work import pool as slots
-from djjobs.work.pool import Crew, Death
+from djjobs.work import pool as pool_module
+from djjobs.work.messages import SlotDied, SlotEnded
+from djjobs.work.pool import Pool
 from djjobs.work.walltime import seconds_of
 
 TESTS = Path(__file__).resolve().parent
@@ -46,7 +47,7 @@ SLACK = 6.0
 #: As the first and the longest wait of an idle worker: it asks nobody again while a test lasts.
 FOREVER = 300.0
 #: What makes a worker's slots look for jobs only when they are called, as good as.
-SELDOM = f"import djjobs.worker as worker; worker._FIRST_WAIT = worker._LONGEST_WAIT = {FOREVER}"
+SELDOM = f"import djjobs.work.idle as idle; idle.FIRST_WAIT = idle._LONGEST_WAIT = {FOREVER}"
 STOPS = pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT], ids=["SIGTERM", "SIGINT"])
 
 
@@ -350,36 +351,37 @@ def test_jobs_that_are_inserted_later_are_picked_up(lab: Lab, engine: str) -> No
         assert worker.end() == 0
 
 
-#: The first look of a slot is over, but it has not said so before the bell has rung.
-RINGS_AFTER_THE_LOOK = f"""
+#: The first look of a slot is over, but it has not said so before jobs were announced.
+ANNOUNCED_AFTER_THE_LOOK = f"""
 {SELDOM}
 import os, time
 from pathlib import Path
-from djjobs.queue.notifier import Bell
-from djjobs.work.pool import SlotLine
-looked, rung = (Path(os.environ["WORKER_LAB_FOLDER"], name) for name in ("looked", "rung"))
-rings, send = Bell.rings, SlotLine.send
+from djjobs.queue.notifier import Notifier
+from djjobs.work.messages import Idle
+from djjobs.work.pool import SlotChannel
+looked, announced = (Path(os.environ["WORKER_LAB_FOLDER"], name) for name in ("looked", "announced"))
+has_news, send = Notifier.has_news, SlotChannel.send
 
-def ring(bell):
-    rang = rings(bell)
-    if rang and looked.exists():
-        rung.touch()
-    return rang
+def hear(notifier):
+    news = has_news(notifier)
+    if news and looked.exists():
+        announced.touch()
+    return news
 
-def say(line, message):
-    if message == "idle" and not looked.exists():
+def say(channel, message):
+    if isinstance(message, Idle) and not looked.exists():
         looked.touch()
-        while not rung.exists():
+        while not announced.exists():
             time.sleep(0.01)
-    send(line, message)
+    send(channel, message)
 
-Bell.rings, SlotLine.send = ring, say
+Notifier.has_news, SlotChannel.send = hear, say
 """
 
 
 @pytest.mark.only(engines=["postgresql"])
-def test_a_bell_that_rings_between_a_slots_look_and_its_rest_is_not_forgotten(lab: Lab) -> None:
-    with working(lab, preface=RINGS_AFTER_THE_LOOK) as worker:
+def test_jobs_that_are_announced_between_a_slots_look_and_its_rest_are_not_forgotten(lab: Lab) -> None:
+    with working(lab, preface=ANNOUNCED_AFTER_THE_LOOK) as worker:
         wait_for((lab.folder / "looked").exists)
         lab.add("")
         lab.First.schedule_jobs(min_scheduling_interval=0)
@@ -615,26 +617,26 @@ def test_a_job_that_ends_its_process_as_if_all_were_well_is_an_error(lab: Lab, a
 def test_a_kill_for_want_of_memory_is_named_as_such(monkeypatch: pytest.MonkeyPatch, number: int) -> None:
     """A real one would endanger the machine; what the kernel counts is raised instead."""
     kills = 7
-    monkeypatch.setattr(slots, "_out_of_memory_kills", lambda: kills)
+    monkeypatch.setattr(pool_module, "_out_of_memory_kills", lambda: kills)
 
-    def end(line: Any, _number: int) -> None:
+    def end(channel: Any, _number: int) -> None:
         if number != signal.SIGKILL:
             signal.signal(number, signal.SIG_DFL)  # whoever runs the tests may have had it ignored
         print("allocating", flush=True)
-        line.send("ready")
+        channel.send("ready")
         time.sleep(60)
 
-    crew = Crew(slots_context(), end)
-    slot = crew.hire()
+    pool = Pool(slots_context(), end)
+    slot = pool.start_slot()
     try:
-        wait_for(lambda: [message for _, message in crew.listen(0.1) if message == "ready"])
+        wait_for(lambda: [message for _, message in pool.listen(0.1) if message == "ready"])
         slot.measure()
         kills += 1
         os.kill(slot.process.pid, number)
-        wait_for(lambda: [message for _, message in crew.listen(0.1) if isinstance(message, Death)])
+        wait_for(lambda: [message for _, message in pool.listen(0.1) if isinstance(message, SlotDied)])
         story = slot.story()
     finally:
-        crew.end(1, lambda _slot: None)
+        pool.end(1, lambda _slot: None)
     assert ("out-of-memory" in story) == (number == signal.SIGKILL)
     assert bool(re.search(r"having taken \d+ MB", story)) == (number == signal.SIGKILL)
     assert story.endswith("Its last words:\nallocating")
@@ -644,25 +646,25 @@ def test_a_kill_for_want_of_memory_is_named_as_such(monkeypatch: pytest.MonkeyPa
 def test_what_a_slot_says_at_the_last_moment_is_heard(patience: float) -> None:
     """Else a job that fails just then would be missing from the exit code."""
 
-    def main(line: Any, _number: int) -> None:
+    def main(channel: Any, _number: int) -> None:
         signal.signal(signal.SIGTERM, (lambda *_: sys.exit()) if patience else signal.SIG_IGN)
         try:
-            line.send("ready")
+            channel.send("ready")
             if patience:
                 time.sleep(60)
         finally:
-            line.send("last")
+            channel.send("last")
             time.sleep(0 if patience else 60)
 
-    crew = Crew(slots_context(), main)
-    (slot,) = [crew.hire()]
+    pool = Pool(slots_context(), main)
+    (slot,) = [pool.start_slot()]
     wait_for(lambda: slot.messages.poll())
     assert slot.messages.recv() == "ready"
     if not patience:
         wait_for(lambda: slot.messages.poll())
     said: list[Any] = []
-    crew.end(patience, lambda _slot: None, lambda _slot, message: said.append(message))
-    assert said == ["last"]
+    pool.end(patience, lambda _slot: None, lambda _slot, message: said.append(message))
+    assert [message for message in said if not isinstance(message, SlotEnded)] == ["last"]
 
 
 def slots_context() -> Any:

@@ -39,6 +39,8 @@ class Job:
     worker_id: str
     claim: int
     run_id: int | None = None
+    #: For how many seconds it was due when it was claimed; None if that is not known.
+    waited: float | None = None
 
 
 class Claims:

@@ -10,9 +10,11 @@ from typing import Any
 
 from ..dj.compat import datajoint_api
 from ..settings import settings
+from ..telemetry import emit
 from .database import portions
 from .finish import Finisher
 from .leases import recover_once
+from .policy import has_hook
 from .queue import Queue
 
 __all__ = ["cleanup"]
@@ -33,7 +35,7 @@ def cleanup(queue: Queue, finisher: Finisher, chosen: str = "") -> dict[str, int
     recovered = recover_dead(queue, finisher, join)
     orphans = _Removal(queue, finisher, join, queue.engine.jobs.find_orphans)
     expired = _Removal(queue, finisher, join, queue.engine.jobs.find_expired)
-    return {
+    counts = {
         "orphaned_success": orphans.run(("success",), living=keys.made_sql),
         "orphaned_incomplete": orphans.run(("scheduled", "error", "ignore", "cancelled"), living=keys.chosen_sql),
         "recovered": recovered,
@@ -41,6 +43,8 @@ def cleanup(queue: Queue, finisher: Finisher, chosen: str = "") -> dict[str, int
         # A restriction is about jobs.
         "runs": 0 if chosen else _remove_runs(queue, finisher),
     }
+    emit("table cleaned up", finisher.name, counts=counts)
+    return counts
 
 
 def recover_dead(queue: Queue, finisher: Finisher, join_chosen: str = "") -> int:
@@ -60,7 +64,7 @@ def _remove_runs(queue: Queue, finisher: Finisher) -> int:
     """Remove the finished runs that are old and that no job needs any more; return how many."""
     engine, table = queue.engine, finisher.table_name
     # Runs that nobody has seen end; one that waits for a finish_run that the table no longer has would wait for ever.
-    queue.change(engine.runs.end_runs, table=table, finish=int(not finisher.keys.table._has_hook("finish_run")))
+    queue.change(engine.runs.end_runs, table=table, finish=int(not has_hook(finisher.keys.table, "finish_run")))
     find = queue.sql(engine.runs.find_expired_runs, retention=engine.dialect.seconds("%(retention)s"))
     runs = [run_id for (run_id,) in queue.db.execute(find, table=table, retention=settings.retention).fetchall()]
     return sum(queue.change(engine.runs.delete_runs, runs=portion) for portion in portions(runs))
@@ -93,7 +97,7 @@ class _Removal:
     def _agreed(self, hashes: list[str]) -> tuple[str, ...]:
         """Those of the jobs that the table's own hook has seen and does not object to."""
         table = self._finisher.keys.table
-        if not table._has_hook("before_delete"):
+        if not has_hook(table, "before_delete"):
             return tuple(hashes)
         jobs = self._queue.jobs & {"table_name": self._finisher.table_name}
         among = ", ".join(f"'{key_hash}'" for key_hash in hashes)

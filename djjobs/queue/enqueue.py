@@ -21,6 +21,7 @@ from .database import portions
 from .identity import process_id
 from .keys import Keys
 from .native import rehash_legacy_rows
+from .policy import has_hook
 from .queue import Queue
 from .tables import RUN_NAME_LENGTH
 
@@ -113,7 +114,7 @@ def insert_few(queue: Queue, keys: Keys, priority: int) -> int:
 
     They are a run of their own only if that means something.
     """
-    if any(keys.table._has_hook(name) for name in ("prepare_run", "finish_run")):
+    if any(has_hook(keys.table, name) for name in ("prepare_run", "finish_run")):
         return _NewRun(queue, keys, "", None, few=True, automatic=True).fill(priority).count
     return insert_new(queue, keys, "scheduled", priority, few=True, automatic=True)
 
@@ -295,7 +296,7 @@ class _NewRun:
             "name": self._name,
             "restriction": self._keys.restriction_text,
             "total": count,
-            "finish": int(bool(count) and self._keys.table._has_hook("finish_run")),
+            "finish": int(bool(count) and has_hook(self._keys.table, "finish_run")),
         }
         self._queue.db.execute(self._queue.sql(self._queue.engine.runs.add_run, due=due), **self._parameters, **about)
 

@@ -52,12 +52,14 @@ class Finisher:
         The keys of the table.
     keep_completed : bool
         Whether a finished job stays as `success` or goes.
+    policy : Policy, optional
+        What the table says about its jobs. Defaults to what its class attributes say.
     """
 
-    def __init__(self, queue: Queue, keys: Keys, keep_completed: bool) -> None:
+    def __init__(self, queue: Queue, keys: Keys, keep_completed: bool, policy: Policy | None = None) -> None:
         self.queue, self._table, self._keep = queue, keys.table, keep_completed
         self.keys, self.name, self.table_name = keys, type(keys.table).__name__, keys.table.table_name
-        self.policy = Policy.of(keys.table, keys.label)
+        self.policy = policy or Policy.of(keys.table, keys.label)
         self._committing: Job | None = None
 
     def on(self, queue: Queue) -> Finisher:

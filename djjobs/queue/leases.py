@@ -7,6 +7,7 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 
 from ..settings import settings
+from ..telemetry import emit
 from .claim import Job
 from .finish import Failure, Finisher
 from .identity import cluster_job
@@ -117,7 +118,7 @@ def recover(
         outcome = finisher.crashed(job, Failure("crash", story, host=host, pid=pid), dead)
         if outcome is not None:
             recovered += 1
-            logger.warning("%s %s: %s It is %s now.", finisher.name, job.key, story, outcome)
+            emit("job recovered", finisher.name, job.key, attempt=attempt + 1, message=story, status=outcome)
         between()
     queue.db.execute(queue.sql(engine.workers.mark_dead, own_lease=engine.dialect.seconds("lease")))
     return recovered

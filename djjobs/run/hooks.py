@@ -19,9 +19,10 @@ from ..interrupt import Stop
 from ..queue.claim import Job
 from ..queue.finish import Finisher, storable
 from ..queue.identity import Claimant
+from ..queue.policy import has_hook
 from ..queue.tables import ERROR_MESSAGE_LENGTH
 from ..settings import settings
-from ..work.current_job import Desk
+from ..telemetry import emit
 from .run import Run
 
 __all__ = ["RunHooks"]
@@ -50,7 +51,7 @@ class RunHooks:
         self._finisher = finisher
         self._queue, self._table, self._name = finisher.queue, finisher.keys.table, finisher.name
         self._table_name = finisher.table_name
-        self._prepares, self._finishes = (self._table._has_hook(name) for name in ("prepare_run", "finish_run"))
+        self._prepares, self._finishes = (has_hook(self._table, name) for name in ("prepare_run", "finish_run"))
         self._ready: dict[int, Run | None] = {}
         self._touched: set[int] = set()
         self._next_look = time.monotonic() + _LOOK_INTERVAL
@@ -74,10 +75,15 @@ class RunHooks:
 
     # -- before the first job ----------------------------------------------------------------------------
 
-    def prepare(self, job: Job, desk: Desk, stop: Stop) -> bool:
+    def prepare(self, job: Job, restart_clock: Callable[[], None], stop: Stop) -> bool:
         """Have the job's run prepared, here or by another; whether that took its time.
 
         What `prepare_run` raises is raised, and the job fails with it; the next job will try again.
+
+        Parameters
+        ----------
+        restart_clock : callable
+            Called while the job waits, so that the time does not count for its time-out.
         """
         if not self._prepares or job.run_id is None or job.run_id in self._ready:
             return False
@@ -86,14 +92,13 @@ class RunHooks:
             if self._queue.db.retry(lambda: self._take_preparing(job)):
                 self._call_prepare(run, job, stop)
                 continue
-            # Whoever waits does not work: the time that make() may take has not begun. Its keeper does not look for
-            # requests then.
-            desk.start_the_clock()
+            # The time that make() may take has not begun. The monitor does not look for requests meanwhile.
+            restart_clock()
             self._finisher.insist_on(job)
             stop.sleep(random.uniform(pause / 2, pause))
             pause = min(pause * 1.5, _LONGEST_WAIT)
         self._remember(job.run_id, run)
-        desk.start_the_clock()
+        restart_clock()
         return True
 
     def _take_preparing(self, job: Job) -> bool:
@@ -179,7 +184,7 @@ class RunHooks:
         for run_id, is_unfinished, was_begun in over:
             if not is_unfinished:
                 if self._queue.change(self._queue.engine.hooks.end_run, run=run_id, table=self._table_name):
-                    self._log_end(run_id)
+                    self._tell_of_end(run_id)
             elif self._finishes and not (was_begun and self._server_is_young()):
                 begin()
                 _Finishing(self, run_id, worker_id, claim, stop).run()
@@ -188,13 +193,11 @@ class RunHooks:
         """Whether nobody can have been heard for a lease yet, the living neither."""
         return float(self._queue.execute(self._queue.engine.workers.uptime).fetchone()[1]) < settings.lease
 
-    def _log_end(self, run_id: int) -> None:
-        run = Run.find(self._queue, run_id) if logger.isEnabledFor(logging.INFO) else None
-        if run is None:
-            return
-        name = f" ({run.name})" if run.name else ""
-        extra = {"event": "run ended", "table": self._name, "run_id": run_id}
-        logger.info("Run %s%s of %s is %s: %s.", run_id, name, self._name, run.state, run.progress(), extra=extra)
+    def _tell_of_end(self, run_id: int) -> None:
+        run = Run.find(self._queue, run_id)
+        if run is not None:
+            state, progress = run.state, str(run.progress())
+            emit("run ended", self._name, run_id=run_id, run_name=run.name, state=state, progress=progress)
 
 
 class _Finishing:
@@ -212,7 +215,7 @@ class _Finishing:
             elif self._call():
                 return
             if tries >= _MOST_TRIES:
-                self._hooks._log_end(self._run_id)
+                self._hooks._tell_of_end(self._run_id)
                 return
             self._stop.sleep(_PAUSE * tries)
 
@@ -249,7 +252,7 @@ class _Finishing:
             self._fail(f"{type(error).__name__}: {error}")
             return False
         if self._queue.change(self._queue.engine.hooks.end_finishing, **self._mark, results=results):
-            self._hooks._log_end(self._run_id)
+            self._hooks._tell_of_end(self._run_id)
         else:
             logger.warning("%s: what it returned for run %s was not stored.", self._what, self._run_id)
         return True

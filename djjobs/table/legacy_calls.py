@@ -11,7 +11,7 @@ from typing import Any
 from ..dj.compat import datajoint_api
 from ..events.outbox import server_of
 from ..events.upstream import registry
-from ..queue import enqueue as scheduling
+from ..queue.table_queue import TableQueue
 from .table_jobs import TableJobs
 
 __all__ = ["heed_legacy_calls"]
@@ -39,8 +39,7 @@ class _Calls:
 
     def _insert(self, key: Mapping[str, Any]) -> None:
         """0.14 needs no job to be there before."""
-        queue, keys = self._table._queue_and_keys((self._jobs.whole_key(key),))
-        scheduling.insert_new(queue, keys, "scheduled", self._table._priority(), few=True)
+        TableQueue.of(self._table, (self._jobs.whole_key(key),)).insert_by_hand()
 
 
 def heed_legacy_calls() -> None:

@@ -16,10 +16,10 @@ from ..dj.compat import datajoint_api
 from ..errors import DjJobsError
 from ..events.outbox import server_of
 from ..events.upstream import registry
-from ..queue import by_hand, cleanup
-from ..queue import enqueue as scheduling
+from ..queue import by_hand, cleanup, enqueue
 from ..queue.keys import Keys, about_keys_of, hashes_sql, is_about_jobs, table_label
 from ..queue.queue import Queue
+from ..queue.table_queue import TableQueue
 from ..queue.tables import STATUSES, Jobs, in_all
 
 __all__ = ["TableJobs", "list_in_schemas"]
@@ -43,8 +43,7 @@ class TableJobs(Jobs):
     """
 
     _target: Any
-    _queue: Queue
-    _keys: Keys
+    _table_queue: TableQueue
     #: The names of the job's own columns here: a key attribute may be called `status`, too.
     _status: str
     _hash: str
@@ -56,7 +55,7 @@ class TableJobs(Jobs):
         keys = Keys(table, (), queue.engine)
         attributes = _attributes(queue, keys)
         view = cls.__new__(cls)
-        view.__dict__.update(queue.jobs.__dict__, _target=table, _queue=queue, _keys=keys)
+        view.__dict__.update(queue.jobs.__dict__, _target=table, _table_queue=TableQueue(table, queue, keys))
         rows = queue.jobs & {"table_name": table.table_name}
         rows._heading = _heading(queue, table, attributes)
         view._heading = _heading(queue, table, [one._replace(attribute_expression=None) for one in attributes])
@@ -66,6 +65,10 @@ class TableJobs(Jobs):
             f"job_{name}" if name in keys.attributes else name for name in ("status", "key_hash")
         )
         return view
+
+    @property
+    def _queue(self) -> Queue:
+        return self._table_queue.queue
 
     def from_clause(self) -> str:
         """What the query is on; of a table DataJoint takes its name."""
@@ -132,7 +135,7 @@ class TableJobs(Jobs):
             if is_about_jobs(restriction):
                 fitting = fitting.among(hashes_sql(restriction, self._target))
             else:
-                with self._keys.understood():
+                with self._table_queue.keys.understood():
                     fitting = fitting & restriction
         return fitting
 
@@ -157,7 +160,7 @@ class TableJobs(Jobs):
 
     def delete_quick(self, get_count: bool = False) -> int | None:
         """Delete these jobs, and no others. A running one is taken from its worker, which then commits nothing."""
-        count = by_hand.delete(self._queue, self._target, self._hashes_by_status())
+        count = by_hand.delete(self._table_queue, self._hashes_by_status())
         return count if get_count else None
 
     def drop_quick(self) -> None:
@@ -236,19 +239,18 @@ class TableJobs(Jobs):
         dict
             How many jobs were ``added``, ``removed``, ``orphaned`` and ``re_pended``.
         """
-        table, queue = self._target, self._queue
+        table = self._target
         if stale_timeout is None:
             stale_timeout = datajoint_api.stale_timeout(table.connection)
-        with table._explained("refresh the jobs of"):
-            _, keys = table._queue_and_keys(())
-            finisher = table._finisher(queue, keys)
+        with self._table_queue.explained("refresh the jobs of"):
+            jobs = TableQueue.of(table)
             due_time = datetime.timedelta(seconds=delay) if delay > 0 else None
-            re_pended = scheduling.put_back_unmade(queue, keys)
+            re_pended = enqueue.put_back_unmade(jobs.queue, jobs.keys)
             run = table.schedule_jobs(*restrictions, min_scheduling_interval=0, priority=priority, due_time=due_time)
-            orphaned = cleanup.recover_dead(queue, finisher)
+            orphaned = cleanup.recover_dead(jobs.queue, jobs.finisher)
             if orphan_timeout:
-                orphaned += by_hand.release_older(queue, table, orphan_timeout, priority)
-            removed = cleanup.remove_stale(queue, finisher, stale_timeout) if stale_timeout else 0
+                orphaned += by_hand.release_older(jobs, orphan_timeout, priority)
+            removed = cleanup.remove_stale(jobs.queue, jobs.finisher, stale_timeout) if stale_timeout else 0
         return {"added": run.scheduled, "removed": removed, "orphaned": orphaned, "re_pended": re_pended}
 
     def reserve(self, key: Mapping[str, Any]) -> bool:
@@ -257,18 +259,18 @@ class TableJobs(Jobs):
         Nobody watches over a job that was reserved so: `complete` or `error` ends it, or
         ``refresh(orphan_timeout=...)`` puts it back.
         """
-        with self._target._explained("reserve a job of"):
-            return by_hand.reserve(self._queue, self._target, self._hash_of(key))
+        with self._table_queue.explained("reserve a job of"):
+            return by_hand.reserve(self._table_queue, self._hash_of(key))
 
     def complete(self, key: Mapping[str, Any], duration: float | None = None) -> None:
         """The job with this key is done: it goes or, with `keep_completed`, stays as `success`."""
-        with self._target._explained("complete a job of"):
-            by_hand.complete(self._queue, self._target, key, self._hash_of(key), duration)
+        with self._table_queue.explained("complete a job of"):
+            by_hand.complete(self._table_queue, key, self._hash_of(key), duration)
 
     def error(self, key: Mapping[str, Any], error_message: str, error_stack: str | None = None) -> None:
         """The job with this key has failed."""
-        with self._target._explained("record an error of"):
-            by_hand.fail(self._queue, self._target, key, self._hash_of(key), error_message, error_stack)
+        with self._table_queue.explained("record an error of"):
+            by_hand.fail(self._table_queue, key, self._hash_of(key), error_message, error_stack)
 
     def ignore(self, key: Mapping[str, Any]) -> None:
         """Mark a key to be left alone."""

@@ -62,7 +62,7 @@ def stuck_in_c(seconds: int) -> None:
 
 @contextmanager
 def populating(table: Any, count: int = 1, **words: Any) -> Iterator[list[Child]]:
-    """So many processes, each in a populate of its own; they are killed at the end, and their keepers with them."""
+    """So many processes, each in a populate of its own; they are killed at the end, and their monitors with them."""
     words = {"reserve_jobs": True, **words}
     with forked(table.Number, count, lambda _: table.populate(**words)) as children:
         try:
@@ -86,10 +86,10 @@ def kill_tree(pid: int) -> None:
                 process.kill()
 
 
-def keeper_of(child: Child) -> psutil.Process:
+def monitor_of(child: Child) -> psutil.Process:
     """The process that keeps a populate alive: the only one that it has started."""
-    (keeper,) = psutil.Process(child.process.pid).children()
-    return keeper
+    (monitor,) = psutil.Process(child.process.pid).children()
+    return monitor
 
 
 # -- what the tables say ----------------------------------------------------------------------------------------
