@@ -125,64 +125,26 @@ def _note_automatic(queue: Queue, keys: Keys) -> None:
 
 
 def _insert_sql(queue: Queue, keys: Keys, status: str, due_time: DueTime, few: bool, careful: bool) -> str:
-    """The statement that inserts new jobs.
-
-    A careful one goes by the hashes of all keys, and skips jobs that others insert meanwhile.
-    """
+    """The statement that inserts new jobs. A careful one skips jobs that others insert meanwhile."""
     engine = queue.engine
     due, turn = _due_and_turn(queue, due_time, "%(priority)s")
-    read_back = "" if careful else keys.read_back_sql("queued")
-    new_keys = _new_by_value(queue, keys, read_back) if read_back else _new_by_hash(queue, keys, few)
+    place = engine.enqueue.place.format(order=keys.order_sql("todo"))
     return queue.sql(
         engine.enqueue.schedule_new,
-        new_keys=new_keys.sql,
-        hash=new_keys.hash,
-        json=engine.dialect.json(new_keys.json),
-        status=f"'{status}'",
-        due=due,
-        turn=turn,
-        microseconds=engine.dialect.microseconds(new_keys.place),
-        or_skip_queued=engine.dialect.or_skip["table_name"] if careful else "",
-    )
-
-
-@dataclass(frozen=True)
-class _NewKeys:
-    """SQL of the keys that need a job, and of what the job takes from them."""
-
-    sql: str
-    hash: str
-    json: str
-    place: str
-
-
-def _new_by_hash(queue: Queue, keys: Keys, few: bool) -> _NewKeys:
-    engine = queue.engine
-    sql = queue.sql(
-        engine.enqueue.new_by_hash,
         source=keys.source_sql,
         target=keys.target.full_table_name,
         same_key=keys.same_key_sql,
         hash=keys.hash_sql("source"),
+        json=engine.dialect.json(keys.json_sql("todo")),
+        status=f"'{status}'",
+        due=due,
+        turn=turn,
+        microseconds=engine.dialect.microseconds(place),
         numbered=engine.enqueue.numbered.format(order=keys.order_sql("source")),
         queued_here=engine.enqueue.these_queued if keys.restricted else engine.enqueue.all_queued,
         one_by_one=engine.enqueue.one_by_one if few else "",
+        or_skip_queued=engine.dialect.or_skip["table_name"] if careful else "",
     )
-    place = engine.enqueue.place.format(order=keys.order_sql("todo"))
-    return _NewKeys(sql, "todo._hash", keys.json_sql("todo"), place)
-
-
-def _new_by_value(queue: Queue, keys: Keys, read_back: str) -> _NewKeys:
-    sql = queue.sql(
-        queue.engine.enqueue.new_by_value,
-        source=keys.source_sql,
-        target=keys.target.full_table_name,
-        same_key=keys.same_key_sql,
-        json=keys.json_sql("source"),
-        columns=keys.order_sql("source"),
-        read_back=read_back,
-    )
-    return _NewKeys(sql, queue.engine.dialect.hash("todo._json"), "todo._json", "todo._place")
 
 
 class _NewRun:
@@ -194,7 +156,7 @@ class _NewRun:
         self._queue, self._keys, self._name, self._due_time, self._few = queue, keys, name, due_time, few
         self._run_id = secrets.randbelow(_RUN_IDS - 1) + 1
         self._tried = False
-        # To be careful takes PostgreSQL much longer, and is hardly ever needed.
+        # To be careful takes longer, and is hardly ever needed.
         self._careful = few
         self._parameters = {
             "table": keys.table.table_name,
@@ -224,12 +186,9 @@ class _NewRun:
         self._tried = True
         try:
             return self._insert(priority, force, take_along)
-        except Exception as error:
-            # Others have put some of the keys into the queue since the statement began, or it holds keys that do not
-            # fit the table and cannot be read back: one of that name had others before.
-            overtaken = isinstance(error, DuplicateError)
-            unread = queue.engine.errors.diagnose(error) == "query" and self._keys.read_back_sql("queued")
-            if self._careful or not (overtaken or unread):
+        except DuplicateError:
+            # Others have put some of the keys into the queue since the statement began.
+            if self._careful:
                 raise
             self._careful = True
             return self._insert(priority, force, take_along)
@@ -238,8 +197,6 @@ class _NewRun:
         queue = self._queue
         insert = _insert_sql(queue, self._keys, "scheduled", self._due_time, self._few, self._careful)
         with queue.db.transaction():
-            if queue.engine.enqueue.room_to_compare and not self._few:
-                queue.db.execute(queue.engine.enqueue.room_to_compare)
             count = self._move_here(("error", "ignore", "cancelled")) if force else 0
             count += self._take_along(priority) if take_along else 0
             count += queue.db.execute(insert, **self._parameters, priority=priority).rowcount

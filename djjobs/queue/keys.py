@@ -201,19 +201,6 @@ class Keys:
     def order_sql(self, alias: str) -> str:
         return ", ".join(f"{alias}.{self._quote(name)}" for name in self.attributes) or "1"
 
-    def read_back_sql(self, alias: str) -> str:
-        """The attributes of a key from the JSON of its job, in the target's types.
-
-        Empty if that cannot be said, or if jobs of other keys would be in the way.
-        """
-        if self.restricted:
-            return ""
-        json = f"{alias}.{self.engine.dialect.key}"
-        columns = [
-            self.engine.dialect.read_back(json, name, attribute.type) for name, attribute in self.attributes.items()
-        ]
-        return ", ".join(columns) if all(columns) else ""
-
     def columns_sql(self, queue: Any) -> list[str]:
         """The attributes of the key of a job, out of its JSON, as the columns of the target would be."""
         place = {"schema": self.target.database, "table": self.target.table_name}

@@ -105,10 +105,6 @@ class Dialect(ABC):
             "version": f"COALESCE({self.json_member('run_metadata', 'version')}, '')",
         }
 
-    def read_back(self, json: str, name: str, type_: str) -> str:
-        """The same as SQL of the heading's type, whatever its length; empty if there is no saying it."""
-        return ""
-
     @abstractmethod
     def to_driver(self, kind: str, value: Any) -> Any:
         """What the driver would have returned for a key attribute with this JSON value."""
