@@ -9,6 +9,7 @@ Add the mixin to a Computed or Imported table and populate it from the queue::
     Spectrum.populate(reserve_jobs=True, order="random")
 """
 
+from .dj.patches import apply_patches
 from .errors import DjJobsError, JobCancelled, JobNotCancellable, JobTimeout, LeaseLost, RunTimeout
 from .events.watch import flush_events, watch
 from .queue.migrate import migrate, share_with_legacy_tables
@@ -67,3 +68,4 @@ share_with_legacy_tables()
 list_in_schemas()
 heed_legacy_calls()
 watch()
+apply_patches()

@@ -7,6 +7,7 @@ import time
 from typing import Any
 
 from ..dj.compat import datajoint_api
+from ..dj.connection import driver_of
 from .database import Database
 
 __all__ = ["Bell"]
@@ -35,7 +36,7 @@ class Bell:
 
     @property
     def sources(self) -> list[Any]:
-        return [] if self._other is None else [self._other._conn]
+        return [] if self._other is None else [driver_of(self._other)]
 
     def rings(self) -> bool:
         if not self._listen:
@@ -44,7 +45,7 @@ class Bell:
             if time.monotonic() > self._again:
                 self._hang_up()
             return False
-        raw = self._other._conn
+        raw = driver_of(self._other)
         try:
             raw.poll()
         except Exception:

@@ -9,7 +9,8 @@ from typing import Any
 
 import datajoint as dj
 
-from ..dj.compat import datajoint_api, instantiate_for
+from ..dj.compat import datajoint_api
+from ..dj.patches import instantiate_for
 from ..errors import DjJobsError
 from ..events.outbox import changes_here, server_of
 from ..events.upstream import registry

@@ -8,6 +8,7 @@ import traceback
 from dataclasses import dataclass
 from typing import Any
 
+from ..dj.tables import make_one
 from ..errors import JobCancelled, JobTimeout, LeaseLost
 from ..interrupt import Stop
 from ..queue.claim import Job
@@ -92,7 +93,7 @@ class Executor:
                 if self.runs.prepare(job, self._desk, stop):
                     started = time.monotonic()
                 with self.finisher.with_commit(job, elapsed, stop), stop.interruptible():
-                    made = self._table._populate1(job.key, None, False, True, make_kwargs=self._make_kwargs)
+                    made = make_one(self._table, job.key, self._make_kwargs)
             except Exception as error:
                 interrupted = stop.requested or stop.interrupted_by
                 if interrupted or not tries_left or not self._queue.db.is_transient(error):
