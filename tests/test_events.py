@@ -474,7 +474,7 @@ def run_script(lab: Lab, code: str, **environment: str) -> str:
     where = f"{lab.schema.database},{lab.other.database}"
     variables = {**os.environ, "FILLING": where, "DJJOBS_EVENTS": "1", **environment}
     # at its end a process waits a few seconds for its events; a busy machine may need more
-    patience = "import djjobs.events.thread\ndjjobs.event_thread._AT_EXIT = 45"
+    patience = "import djjobs.events.thread\ndjjobs.events.thread._AT_EXIT = 45"
     script = f"from workloads.filling import *\n{patience}\n{code}"
     command = [sys.executable, "-W", "ignore", "-c", script]
     done = subprocess.run(command, cwd=TESTS, env=variables, capture_output=True, text=True, timeout=60, check=False)

@@ -29,12 +29,13 @@ from workloads import worker_lab
 from workloads.squares import CallLog, another_connection, made, rows_by_number, statuses
 
 import djjobs
-from djjobs import worker
 from djjobs.queue.tables import JobControl
+from djjobs.work import idle
 from djjobs.work import pool as pool_module
 from djjobs.work.messages import SlotDied, SlotEnded
 from djjobs.work.pool import Pool
 from djjobs.work.walltime import seconds_of
+from djjobs.worker import WorkerOptions, run_worker
 
 TESTS = Path(__file__).resolve().parent
 FIRST, SECOND = "workloads.worker_lab:First", "workloads.worker_lab:Second"
@@ -102,7 +103,7 @@ class Lab:
         alarm = threading.Timer(60, lambda: os.kill(os.getpid(), signal.SIGTERM))
         alarm.start()
         try:
-            code = worker.run_worker(tables or (self.First,), worker.WorkerOptions(**options))
+            code = run_worker(tables or (self.First,), WorkerOptions(**options))
             assert alarm.is_alive(), "the worker did not end by itself"
         finally:
             alarm.cancel()
@@ -294,8 +295,8 @@ def test_a_job_that_would_not_end_in_time_is_not_begun(lab: Lab, most: int | Non
 def test_a_worker_ends_with_its_walltime_however_long_it_would_have_waited_for_jobs(
     lab: Lab, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, told_by: str
 ) -> None:
-    monkeypatch.setattr(worker, "_FIRST_WAIT", 20.0)
-    monkeypatch.setattr(worker, "_LONGEST_WAIT", 20.0)
+    monkeypatch.setattr(idle, "FIRST_WAIT", 20.0)
+    monkeypatch.setattr(idle, "_LONGEST_WAIT", 20.0)
     options = {}
     if told_by == "--walltime":
         options["walltime"] = 1.0

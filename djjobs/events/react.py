@@ -9,14 +9,14 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-from datajoint.heading import Heading
-
 from ..dj.compat import datajoint_api
+from ..dj.connection import account_of, connection_of
+from ..dj.tables import instance_over
 from ..queue.database import Database, explained
 from ..queue.keys import table_label
 from ..queue.table_queue import TableQueue
 from ..settings import settings
-from .outbox import Change, account_of, merge_into
+from .outbox import Change, merge_into
 from .upstream import Upstream, listens, registry, restrictions_for
 
 __all__ = ["Agenda"]
@@ -85,7 +85,10 @@ class Agenda:
 
     def _add(self, table: Any, server: Any, change: Change) -> None:
         task = self._tasks.get(table) or _Task()
-        is_own, schedules = change.table == table.full_table_name, datajoint_api.refresh_by_default(table._connection)
+        is_own, schedules = (
+            change.table == table.full_table_name,
+            datajoint_api.refresh_by_default(connection_of(table)),
+        )
         if schedules and change.inserted and not is_own:
             if table in self._missed:
                 task.everything = True
@@ -223,12 +226,12 @@ class Agenda:
         connection = self._connect(cls)
         table = self._tables.get(cls)
         if table is None or table.connection is not connection:
-            table = self._tables[cls] = _over(cls, connection)
+            table = self._tables[cls] = instance_over(cls, connection)
         return table
 
     def _upstream_of(self, cls: Any) -> Upstream | None:
         """What a table depends on; None while it is out of reach, which is no reason to pass over the others."""
-        account = account_of(cls._connection)
+        account = account_of(connection_of(cls))
         if cls not in self._upstream and account not in self._out_of_reach:
             try:
                 self._upstream[cls] = self._find_upstream(self._table(cls))
@@ -258,22 +261,6 @@ class Agenda:
             label = table_label(table)
             logger.warning("What the key_source of %s depends on could not be found out: %s", label, error)
             return Upstream.unknown(table)
-
-
-def _over(cls: Any, connection: Any) -> Any:
-    """An instance of a table over another connection than its schema's."""
-    table = cls()
-    if table.connection is not connection:
-        datajoint_api.put_on(table, connection)
-        table._heading = Heading(
-            table_info={
-                "conn": connection,
-                "database": table.database,
-                "table_name": table.table_name,
-                "context": table.declaration_context,
-            }
-        )
-    return table
 
 
 def _log(what: str, jobs: TableQueue, task: _Task, result: Any) -> None:

@@ -9,7 +9,7 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ..dj.compat import pack
+from ..dj.blobs import pack
 from ..errors import DjJobsError
 from .database import portions
 from .finish import storable, truncated

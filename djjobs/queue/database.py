@@ -13,8 +13,8 @@ import datajoint as dj
 from datajoint.errors import MissingTableError, QuerySyntaxError, UnknownAttributeError
 
 from ..dj.compat import AccessError, LostConnectionError, datajoint_api
+from ..dj.connection import driver_of, forget_transaction, has_transaction, renumber
 from ..errors import DjJobsError
-from ..events.outbox import Outbox
 from ..settings import settings
 from ..sql import Engine, engine_for
 
@@ -52,10 +52,9 @@ class Database:
     def execute(self, sql: str, **parameters: Any) -> Any:
         """Run one statement and return its cursor. Outside a transaction it is tried again if the connection is lost.
 
-        Inside a transaction, ours or the one that make() runs in, that would repeat its second half only. (DataJoint's
-        own `in_transaction` asks the server, and forgets the transaction when the connection is lost.)
+        Inside a transaction, ours or the one that make() runs in, that would repeat its second half only.
         """
-        if self._open or self.connection._in_transaction:
+        if self._open or has_transaction(self.connection):
             return self.connection.query(sql, args=parameters, reconnect=False)
         return self.retry(lambda: self.connection.query(sql, args=parameters, reconnect=False))
 
@@ -96,7 +95,7 @@ class Database:
 
         def cancel() -> None:
             with suppress(Exception):  # there may be no server, and then no statement either
-                self.connection._conn.cancel()
+                driver_of(self.connection).cancel()
 
         return cancel
 
@@ -106,18 +105,15 @@ class Database:
             self.connection.query("ROLLBACK", reconnect=False)
         except Exception:
             self.reconnect()
-        self.connection._in_transaction = False
-        Outbox.of(self.connection).drop()
+        forget_transaction(self.connection)
 
     def start_afresh(self) -> None:
         """Open a new connection. An interrupt may have left the old one in the middle of an answer."""
         with suppress(Exception):
             self.connection.close()
         datajoint_api.reconnect(self.connection)
-        self.connection._in_transaction = False
-        Outbox.of(self.connection).drop()
-        # DataJoint keeps the number of its first connection.
-        self.connection.connection_id = self.connection.query(self.engine.connection.own_connection_id).fetchone()[0]
+        forget_transaction(self.connection)
+        renumber(self.connection, self.connection.query(self.engine.connection.own_connection_id).fetchone()[0])
         self._set_up()
 
     def retry(self, action: Callable[[], T]) -> T:

@@ -12,7 +12,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from ..dj.compat import pack
+from ..dj.blobs import pack
+from ..dj.connection import before_commit
 from ..errors import JobCancelled, JobTimeout, LeaseLost
 from ..interrupt import Stop
 from .claim import Job
@@ -82,25 +83,19 @@ class Finisher:
     def with_commit(self, job: Job, elapsed: Callable[[], float], stop: Stop) -> Iterator[None]:
         """Complete the job in the very transaction that DataJoint commits meanwhile.
 
-        Plain and three-part make both end in `commit_transaction`. If the job is no longer ours, or
-        was called off, the transaction must not be committed at all. From here on it is too late to interrupt.
+        If the job is no longer ours, or was called off, the transaction must not be committed at all. From here on
+        it is too late to interrupt.
         """
-        connection = self._table.connection
-        commit = connection.commit_transaction
 
-        def complete_and_commit() -> None:
+        def complete() -> None:
             stop.end_interruptible()
             if not self._complete(job, elapsed()):
                 self.queue.db.roll_back()
                 raise self._why_not(job)
             self._committing = job
-            commit()
 
-        connection.commit_transaction = complete_and_commit
-        try:
+        with before_commit(self._table.connection, complete):
             yield
-        finally:
-            del connection.commit_transaction
 
     def already_done(self, job: Job) -> None:
         """The key was in the target before make() was called."""

@@ -10,9 +10,9 @@ from contextlib import contextmanager
 from typing import Any
 
 from datajoint.errors import DataJointError
-from datajoint.expression import QueryExpression
 
 from ..dj.compat import datajoint_api
+from ..dj.tables import QueryExpression, keys_of
 from ..errors import DjJobsError
 from ..sql import Engine
 from .tables import RESTRICTION_LENGTH
@@ -119,7 +119,7 @@ class Keys:
                 f"{self.label} is restricted. Call the method on the table itself and pass the conditions as arguments."
             )
         with self.understood():
-            return self.table._jobs_to_do(tuple(self._on_keys))
+            return keys_of(self.table, tuple(self._on_keys))
 
     @contextmanager
     def understood(self) -> Iterator[None]:

@@ -7,7 +7,9 @@ from typing import Any
 
 import datajoint as dj
 
-from ..dj.compat import datajoint_api, key_json, unpack
+from ..dj.blobs import key_json, unpack
+from ..dj.compat import datajoint_api
+from ..dj.tables import declared_database
 from ..errors import DjJobsError
 from .database import explained
 from .keys import Keys
@@ -151,7 +153,7 @@ def share_with_legacy_tables() -> None:
 
     def declare(connection: Any, database: str) -> None:
         # Where a table has the mixin, DataJoint must not declare its own `~jobs` first.
-        has_mixin = any(table.__dict__.get("database") == database for table in subclasses(JobsMixin))
+        has_mixin = any(declared_database(table) == database for table in subclasses(JobsMixin))
         if has_mixin and not Jobs(connection, database).is_declared:
             Queue.of(connection, database)
 

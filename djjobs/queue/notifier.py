@@ -7,6 +7,7 @@ import time
 from typing import Any
 
 from ..dj.compat import datajoint_api
+from ..dj.connection import driver_of
 from .database import Database
 
 __all__ = ["Notifier"]
@@ -39,7 +40,7 @@ class Notifier:
     @property
     def sources(self) -> list[Any]:
         """What to wait for."""
-        return [] if self._other is None else [self._other._conn]
+        return [] if self._other is None else [driver_of(self._other)]
 
     def has_news(self) -> bool:
         """Whether something was announced since the last time."""
@@ -49,7 +50,7 @@ class Notifier:
             if time.monotonic() > self._again:
                 self._connect()
             return False
-        raw = self._other._conn
+        raw = driver_of(self._other)
         try:
             raw.poll()
         except Exception:

@@ -9,6 +9,7 @@ import platform
 from typing import Any
 
 from ..dj.compat import AccessError, datajoint_api
+from ..dj.connection import keep_with, kept_with
 from ..errors import DjJobsError
 from ..settings import settings
 from .database import Database, explained
@@ -59,8 +60,7 @@ class Queue:
     def of(cls, connection: Any, database: str) -> Queue:
         """The queue of a schema, declared if it is not there yet."""
         settings.insist_on_environment()
-        # DataJoint's connections compare by value and cannot be keys of a dictionary.
-        queues = connection.__dict__.setdefault("_djjobs_queues", {})
+        queues: dict[str, Queue] = kept_with(connection, "queues") or keep_with(connection, "queues", {})
         queue = queues.get(database)
         with explained(connection, f"`{database}`.`~jobs`", "use the queue"):
             # The schema may have been dropped since, and somebody may just be declaring its new queue.

@@ -10,11 +10,9 @@ from typing import Any
 
 import numpy as np
 from datajoint import AndList, Not
-from datajoint.heading import Heading
-from datajoint.preview import preview, repr_html
-from datajoint.table import Table
 
 from ..dj.compat import datajoint_api
+from ..dj.tables import Table, change_attribute, preview, repr_html, set_up
 from ..errors import DjJobsError
 from ..sql import Engine, engine_for
 
@@ -117,12 +115,7 @@ class QueueTable(Table):
     _name: str
 
     def __init__(self, connection: Any, database: str) -> None:
-        self.database = database
-        self._connection = connection
-        self._heading = Heading(
-            table_info={"conn": connection, "database": database, "table_name": self._name, "context": None}
-        )
-        self._support = [self.full_table_name]
+        set_up(self, connection, database, self._name)
 
     @property
     def table_name(self) -> str:
@@ -141,7 +134,7 @@ class QueueTable(Table):
         view = self.proj(...)
         for name, attribute in view.heading.attributes.items():
             if attribute.json:
-                view.heading._attributes[name] = attribute._replace(json=False, type="text")
+                change_attribute(view.heading, name, json=False, type="text")
         return view
 
     def delete(self, *_: Any, **__: Any) -> None:

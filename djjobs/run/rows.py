@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 import pandas as pd
 
+from ..dj.tables import recast
 from ..queue.queue import Queue, queue_of
 from ..queue.tables import Runs
 from .state import Progress, state_of
@@ -94,9 +95,7 @@ class RunsOfSchema(Runs):
 
     @classmethod
     def of(cls, queue: Queue) -> RunsOfSchema:
-        view = cls.__new__(cls)
-        view.__dict__.update(queue.runs.__dict__, _queue=queue)
-        return view
+        return recast(cls, queue.runs, _queue=queue)
 
     def status(self) -> pd.DataFrame:
         """How far the runs are, the latest first.

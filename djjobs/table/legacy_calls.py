@@ -9,7 +9,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from ..dj.compat import datajoint_api
-from ..events.outbox import server_of
+from ..dj.connection import server_of
+from ..dj.tables import declared_database
 from ..events.upstream import registry
 from ..queue.table_queue import TableQueue
 from .table_jobs import TableJobs
@@ -47,7 +48,7 @@ def heed_legacy_calls() -> None:
 
     def calls_for(connection: Any, database: str, table_name: str) -> _Calls | None:
         server, name = server_of(connection), table_name.split(".")[-1].strip("`")
-        tables: list[Any] = [one for one in registry.tables_at(server) if one.__dict__["database"] == database]
+        tables: list[Any] = [one for one in registry.tables_at(server) if declared_database(one) == database]
         found = next((table for table in tables if table.table_name == name), None)
         return found and _Calls(found.jobs)
 

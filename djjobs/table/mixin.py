@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import datajoint as dj
 
-from ..dj.compat import instantiate_for
+from ..dj.patches import instantiate_for
 from ..errors import DjJobsError
 from ..events.upstream import registry
 from ..events.watch import act_now, tell_of_inserts

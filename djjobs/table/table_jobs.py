@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
-import copy
 import datetime
 import re
 from collections.abc import Mapping
 from typing import Any, NoReturn
 
-import datajoint as dj
-from datajoint.expression import QueryExpression
-from datajoint.heading import Heading
-
 from ..dj.compat import datajoint_api
+from ..dj.connection import server_of
+from ..dj.tables import (
+    QueryExpression,
+    declared_database,
+    heading_like,
+    is_cut,
+    query_on,
+    recast,
+    set_heading,
+    with_condition,
+)
 from ..errors import DjJobsError
-from ..events.outbox import server_of
 from ..events.upstream import registry
 from ..queue import by_hand, cleanup, enqueue
 from ..queue.keys import Keys, about_keys_of, hashes_sql, is_about_jobs, table_label
@@ -54,13 +59,13 @@ class TableJobs(Jobs):
             table = type(table)()
         keys = Keys(table, (), queue.engine)
         attributes = _attributes(queue, keys)
-        view = cls.__new__(cls)
-        view.__dict__.update(queue.jobs.__dict__, _target=table, _table_queue=TableQueue(table, queue, keys))
+        view = recast(cls, queue.jobs, _target=table, _table_queue=TableQueue(table, queue, keys))
         rows = queue.jobs & {"table_name": table.table_name}
-        rows._heading = _heading(queue, table, attributes)
-        view._heading = _heading(queue, table, [one._replace(attribute_expression=None) for one in attributes])
+        comment = f"jobs of {type(table).__name__}"
+        set_heading(rows, heading_like(queue.jobs.heading, attributes, comment))
+        plain = [one._replace(attribute_expression=None) for one in attributes]
         # As a subquery: to restrictions and joins the key's attributes are columns like others.
-        view._support = [rows]
+        query_on(view, rows, heading_like(queue.jobs.heading, plain, comment))
         view._status, view._hash = (
             f"job_{name}" if name in keys.attributes else name for name in ("status", "key_hash")
         )
@@ -76,7 +81,7 @@ class TableJobs(Jobs):
 
     def __len__(self) -> int:
         """How many jobs there are, those included whose key is none of the table's."""
-        if self._top or self._distinct:
+        if is_cut(self):
             return super().__len__()
         return self._queue.db.execute(f"SELECT COUNT(*) FROM {self.from_clause()}{self.where_clause()}").fetchone()[0]
 
@@ -141,15 +146,12 @@ class TableJobs(Jobs):
 
     def among(self, hashes: str) -> TableJobs:
         """Those whose hash a query gives. As a condition, DataJoint would take its words for attributes."""
-        chosen = copy.copy(self)
-        chosen._restriction = dj.AndList([*self.restriction, f"{self._hash} IN ({hashes})"])
-        return chosen
+        return with_condition(self, f"{self._hash} IN ({hashes})")
 
     def as_stored(self) -> Jobs:
         """The same jobs with the columns that `~jobs` itself has, whatever a key attribute is called."""
         rows = self._queue.jobs & {"table_name": self._target.table_name}
-        rows._restriction = dj.AndList([*rows.restriction, f"key_hash IN ({self.own_hashes_sql()})"])
-        return rows
+        return with_condition(rows, f"key_hash IN ({self.own_hashes_sql()})")
 
     def own_hashes_sql(self) -> str:
         """The hashes of these jobs, whatever a projection has left of their columns."""
@@ -297,13 +299,6 @@ def _of_status(name: str) -> re.Pattern[str]:
     )
 
 
-def _heading(queue: Queue, table: Any, attributes: list[Any]) -> Heading:
-    heading = Heading([attribute.todict() for attribute in attributes], queue.jobs.heading.table_info)
-    # DataJoint would look it up, and the columns with it.
-    heading._table_status = {"comment": f"jobs of {type(table).__name__}"}
-    return heading
-
-
 def _attributes(queue: Queue, keys: Keys) -> list[Any]:
     """The columns of the view with their SQL: the key's, DataJoint 2's, and all others that `~jobs` has."""
     stored, engine = queue.jobs.heading.attributes, queue.engine
@@ -331,7 +326,7 @@ def list_in_schemas() -> None:
     def of_schema(schema: Any) -> list[TableJobs]:
         tables: list[Any] = registry.tables_at(server_of(schema.connection))
         there = set(schema.list_tables()) if Jobs(schema.connection, schema.database).is_declared else set()
-        ours = [one for one in tables if one.__dict__["database"] == schema.database and one.table_name in there]
+        ours = [one for one in tables if declared_database(one) == schema.database and one.table_name in there]
         return [table.jobs for table in sorted(ours, key=lambda table: table.__name__)]
 
     datajoint_api.list_jobs_of_schema(of_schema)

@@ -9,7 +9,8 @@ import time
 import weakref
 from typing import Protocol
 
-from ..events.outbox import changes_here, server_of
+from ..dj.connection import server_of
+from ..events.outbox import changes_here
 from ..interrupt import Stop
 from ..queue.table_queue import TableQueue
 from ..settings import settings

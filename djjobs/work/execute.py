@@ -7,6 +7,7 @@ import time
 import traceback
 from typing import Any
 
+from ..dj.tables import make_one
 from ..errors import JobCancelled, JobTimeout, LeaseLost
 from ..interrupt import Stop
 from ..queue.claim import Job
@@ -72,7 +73,7 @@ class Executor:
                 if self.runs.prepare(job, self._state.restart_clock, stop):
                     started = time.monotonic()
                 with self.finisher.with_commit(job, elapsed, stop), stop.interruptible():
-                    made = self._table._populate1(job.key, None, False, True, make_kwargs=self._make_kwargs)
+                    made = make_one(self._table, job.key, self._make_kwargs)
             except Exception as error:
                 interrupted = stop.requested or stop.interrupted_by
                 if interrupted or not tries_left or not self._queue.db.is_transient(error):

@@ -13,7 +13,7 @@ from ..queue.leases import is_looked_after, recover_once
 from ..queue.table_queue import TableQueue
 from ..settings import settings
 from ..telemetry import emit
-from .bars import ProgressBar
+from .bar import ProgressBar
 from .budget import Budget
 from .current_job import SlotState
 from .empty import Scheduling, UntilEmpty
