@@ -97,16 +97,8 @@ def job_definition() -> str:
 
 def job_columns(connection: Any, engine: Engine) -> dict[str, str]:
     """The columns of `~jobs` as SQL declares them, texts with the character set that they are to have."""
-    columns = {}
-    for column in datajoint_api.column_sql(job_definition(), connection):
-        match = re.match(r"[`\"](\w+)[`\"] ((?:var)?char\(\d+\)|enum\([^)]*\))?", column)
-        assert match is not None
-        name, text_type = match.groups()
-        if text_type:
-            character_set = engine.tables.ascii if name in ASCII_COLUMNS else engine.tables.unicode
-            column = f"{column[: match.end()]} {character_set}{column[match.end() :]}"
-        columns[name] = column
-    return columns
+    declarations = datajoint_api.column_sql(job_definition(), connection)
+    return dict(engine.tables.column(declaration, ASCII_COLUMNS) for declaration in declarations)
 
 
 class QueueTable(Table):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import decimal
 import re
-from collections import defaultdict
 from typing import Any
 
 from .connection import ConnectionStatements, Errors
@@ -50,13 +49,15 @@ class _Dialect(Dialect):
     now = "(statement_timestamp() AT TIME ZONE 'UTC')"
     key = '"key"'
     user = '"user"'
-    or_skip = defaultdict(lambda: "ON CONFLICT DO NOTHING")
     hints = {
         **Dialect.hints,
         "computed_once": "OFFSET 0",
         # To PostgreSQL "turn IS NULL" is no constant; by due_time alone it would sort, or read the whole table.
         "due_first": "table_name, status, turn, due_time",
     }
+
+    def or_skip(self, column: str) -> str:
+        return "ON CONFLICT DO NOTHING"
 
     def seconds(self, parameter: str) -> str:
         return f"{parameter} * INTERVAL '1 second'"
@@ -173,6 +174,7 @@ class _Tables(TableStatements):
 
 
 class _Enqueue(EnqueueStatements):
+    place = "ROW_NUMBER() OVER (ORDER BY {order}) * INTERVAL '1 microsecond'"
     # It takes a queue that it has not looked at for a while for short, and would read all of it.
     one_by_one = "OFFSET 0"
     # Until autovacuum comes by, jobs that are known by their keys would be looked for among all of their table. Whoever
