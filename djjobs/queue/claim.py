@@ -136,8 +136,8 @@ class Claims:
                 queue.change(queue.engine.claims.release_claim, table=self.table_name, **token)
             raise
         return [
-            Job(key_hash, self._keys.decode(key), attempt, priority, token["worker"], token["claim"], run_id)
-            for key_hash, key, attempt, priority, run_id in rows
+            Job(key_hash, self._keys.decode(key), attempt, priority, token["worker"], token["claim"], run_id, waited)
+            for key_hash, key, attempt, priority, run_id, waited in rows
         ]
 
     # -- all jobs of the table -------------------------------------------------------------------------

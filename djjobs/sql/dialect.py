@@ -47,6 +47,10 @@ class Dialect(ABC):
         """An interval of so many microseconds."""
 
     @abstractmethod
+    def seconds_since(self, column: str) -> str:
+        """How many seconds ago a time was, as a number; 0 if it is still to come."""
+
+    @abstractmethod
     def moment(self, parameter: str) -> str:
         """A UTC time given as a parameter."""
 

@@ -65,6 +65,7 @@ class Engine:
             "or_skip": _Lookup(dialect.or_skip),
             "seconds": _Lookup(lambda parameter: dialect.seconds(f"%({parameter})s")),
             "seconds_in": _Lookup(dialect.seconds),
+            "seconds_since": _Lookup(dialect.seconds_since),
             "microseconds_in": _Lookup(dialect.microseconds),
             "utc": _Lookup(dialect.utc_time),
             "text_of": _Lookup(dialect.json_as_text),

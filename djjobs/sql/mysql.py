@@ -52,6 +52,10 @@ class _Dialect(Dialect):
     def microseconds(self, count: str) -> str:
         return f"INTERVAL {count} MICROSECOND"
 
+    def seconds_since(self, column: str) -> str:
+        # Divided by a float: the driver would make a Decimal of anything else.
+        return f"GREATEST(TIMESTAMPDIFF(MICROSECOND, {column}, {self.now}), 0) / 1e6"
+
     def moment(self, parameter: str) -> str:
         return f"CAST({parameter} AS DATETIME(6))"
 

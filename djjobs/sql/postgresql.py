@@ -65,6 +65,9 @@ class _Dialect(Dialect):
     def microseconds(self, count: str) -> str:
         return f"{count} * INTERVAL '1 microsecond'"
 
+    def seconds_since(self, column: str) -> str:
+        return f"GREATEST(EXTRACT(epoch FROM {self.now} - {column}), 0)::float8"
+
     def moment(self, parameter: str) -> str:
         return f"CAST({parameter} AS timestamp)"
 
