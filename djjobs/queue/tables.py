@@ -252,14 +252,13 @@ class JobControl(QueueTable):
 
     @property
     def definition(self) -> str:
-        return f"""# djjobs: scheduling and upkeep of the tables of {self.database}; all times are UTC
+        return f"""# djjobs: who schedules the tables of {self.database}, and when; all times are UTC
         table_name : varchar(255)
         scope : varchar(32)  # which keys and how: empty for all keys, else a hash of the restrictions
         ---
         last_scheduled=null : datetime(6)  # when a scheduling ended last
         scheduling_until=null : datetime(6)  # a scheduling runs, or was begun and will not be waited for after this
         scheduling_by=null : char(36)  # who schedules
-        last_cleanup=null : datetime(6)
         paused=null : datetime(6)  # since when no job is given out
         """
 
