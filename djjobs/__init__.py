@@ -9,10 +9,9 @@ Add the mixin to a Computed or Imported table and populate it from the queue::
     Spectrum.populate(reserve_jobs=True, order="random")
 """
 
-from .dj.patches import apply_patches
+from .dj.patches import patch_when_needed
 from .errors import DjJobsError, JobCancelled, JobNotCancellable, JobTimeout, LeaseLost, RunTimeout
 from .events.watch import flush_events, watch
-from .queue.migrate import migrate, share_with_legacy_tables
 from .queue.policy import exponential
 from .queue.queue import jobs, workers
 from .recurring.api import (
@@ -28,7 +27,8 @@ from .run.rows import runs
 from .run.run import Run
 from .settings import settings
 from .table.adopt import adopt
-from .table.legacy_calls import heed_legacy_calls
+from .table.legacy_calls import heed_legacy_calls, share_with_legacy_tables
+from .table.migrate import migrate
 from .table.mixin import Computed, Imported, JobsMixin
 from .table.table_jobs import list_in_schemas
 from .views.status import status
@@ -64,8 +64,5 @@ __all__ = [
     "workers",
 ]
 
-share_with_legacy_tables()
-list_in_schemas()
-heed_legacy_calls()
 watch()
-apply_patches()
+patch_when_needed(share_with_legacy_tables, list_in_schemas, heed_legacy_calls)

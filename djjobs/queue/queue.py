@@ -10,6 +10,7 @@ from typing import Any
 
 from ..dj.compat import AccessError, datajoint_api
 from ..dj.connection import keep_with, kept_with
+from ..dj.patches import apply_patches
 from ..errors import DjJobsError
 from ..settings import settings
 from .database import Database, explained
@@ -60,6 +61,7 @@ class Queue:
     def of(cls, connection: Any, database: str) -> Queue:
         """The queue of a schema, declared if it is not there yet."""
         settings.insist_on_environment()
+        apply_patches()
         queues: dict[str, Queue] = kept_with(connection, "queues") or keep_with(connection, "queues", {})
         queue = queues.get(database)
         with explained(connection, f"`{database}`.`~jobs`", "use the queue"):

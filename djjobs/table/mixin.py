@@ -10,7 +10,7 @@ from typing import Any
 import datajoint as dj
 
 from ..dj.compat import datajoint_api
-from ..dj.patches import instantiate_for
+from ..dj.patches import apply_patches, instantiate_for
 from ..errors import DjJobsError
 from ..events.outbox import changes_here, server_of
 from ..events.upstream import registry
@@ -104,6 +104,8 @@ class JobsMixin:
     def __init_subclass__(cls, **arguments: Any) -> None:
         super().__init_subclass__(**arguments)
         registry.add(cls)
+        if cls.__module__ != __name__:  # Computed and Imported, below, are no tables yet
+            apply_patches()
 
     def on_cancel(self, key: dict[str, Any]) -> None:
         """Called after a running job was cancelled and rolled back: remove what make() left elsewhere."""
