@@ -64,5 +64,11 @@ __all__ = [
     "workers",
 ]
 
+
+def __dir__() -> list[str]:
+    """The public names, and those that Python gives every module; the submodules are nobody's to look at."""
+    return sorted({*__all__, *(name for name in globals() if name.startswith("__") and name.endswith("__"))})
+
+
 watch()
 patch_when_needed(share_with_legacy_tables, list_in_schemas, heed_legacy_calls)
