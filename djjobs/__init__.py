@@ -9,8 +9,10 @@ Add the mixin to a Computed or Imported table and populate it from the queue::
     Spectrum.populate(reserve_jobs=True, order="random")
 """
 
+from .dj.patches import apply_patches
 from .errors import DjJobsError, JobCancelled, JobNotCancellable, JobTimeout, LeaseLost, RunTimeout
 from .events.watch import flush_events, watch
+from .log_lines import write_log_lines
 from .queue.migrate import migrate, share_with_legacy_tables
 from .queue.policy import exponential
 from .queue.queue import jobs, workers
@@ -67,3 +69,5 @@ share_with_legacy_tables()
 list_in_schemas()
 heed_legacy_calls()
 watch()
+write_log_lines()
+apply_patches()

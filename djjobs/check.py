@@ -287,14 +287,14 @@ class _Server(ABC):
         return self.connection.query(sql).fetchone()[0]
 
     def utc_now(self) -> datetime.datetime:
-        return self.ask(f"SELECT {self.engine.now}")
+        return self.ask(f"SELECT {self.engine.dialect.now}")
 
     def is_denied(self, sql: str) -> bool:
         """Whether the server refuses a statement for want of a privilege; any other refusal does not count."""
         try:
             self.connection.query(sql)
         except Exception as error:
-            return isinstance(error, AccessError) or self.engine.diagnose(error) == "access"
+            return isinstance(error, AccessError) or self.engine.errors.diagnose(error) == "access"
         return False
 
     @abstractmethod

@@ -124,8 +124,6 @@ class Settings:
     leader_expiry : float
         Another scheduler takes over when the one that fires schedules was not heard of for so many seconds.
         Defaults to 30.
-    work_in_shifts : bool
-        Processes with short jobs that share busy processors work in shifts, which gets more done. Defaults to True.
     """
 
     min_scheduling_interval = _ConfigSetting(5.0, check_seconds)
@@ -139,7 +137,6 @@ class Settings:
     reconnect_timeout = _Setting(60.0, check_seconds)
     events = _Setting(True, _check_flag)
     leader_expiry = _Setting(30.0, _check_some_seconds)
-    work_in_shifts = _Setting(True, _check_flag)
 
     def __init__(self) -> None:
         self._complaint = ""

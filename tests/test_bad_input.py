@@ -16,6 +16,7 @@ from pipelines import Lab, computed, job_counts, rows_of, sessions, standing_lab
 
 import djjobs
 from djjobs import DjJobsError
+from djjobs.dj.connection import keep_with
 from djjobs.queue import tables
 
 #: Everything that needs the queue, by name
@@ -223,7 +224,7 @@ def test_a_queue_of_a_version_to_come(schema: Any, engine: str) -> None:
     mark = "djjobs queue, version 99"
     change = "COMMENT ON TABLE {} IS '{}'" if engine == "postgresql" else "ALTER TABLE {} COMMENT = '{}'"
     schema.connection.query(change.format(jobs.full_table_name, mark))
-    del schema.connection.__dict__["_djjobs_queues"]  # as in a process that starts now
+    keep_with(schema.connection, "queues", {})  # as in a process that starts now
     jobs = tables.Jobs(schema.connection, schema.database)
     before = rows_of(jobs.proj("status", "timestamp"))
     for use in (*USES.values(), lambda table: table.jobs, lambda table: djjobs.jobs(schema)):

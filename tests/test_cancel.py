@@ -423,7 +423,7 @@ def test_force_kills_a_slot_that_does_not_yield_and_its_clean_up_is_done(
 def batch(gate: Gate, log: CallLog, last: Callable[[Any], None]) -> Callable[..., None]:
     """A make() whose second job waits at the gate, while those after it are claimed and not begun.
 
-    It tells how far it is all the time: what others see of that shows when its keeper has looked.
+    It tells how far it is all the time: what others see of that shows when its monitor has looked.
     """
 
     def make(self: Any, key: dict[str, Any]) -> None:
@@ -446,7 +446,7 @@ def published(Square: Any) -> Any:
 
 
 def wait_for_a_look(Square: Any) -> None:
-    """Until the keeper has looked for requests, from beginning to end."""
+    """Until the monitor has looked for requests, from beginning to end."""
     for _ in range(2):
         seen = published(Square)
         wait_for(lambda seen=seen: published(Square) != seen)
@@ -457,7 +457,7 @@ def wait_for_a_look(Square: Any) -> None:
 def test_a_job_that_is_claimed_and_not_begun_is_cancelled(
     start: Any, batches: None, gate: Gate, log: CallLog, force: bool, look: bool
 ) -> None:
-    """Whether its keeper hears of it before the job begins or after, it does not run to its end."""
+    """Whether its monitor hears of it before the job begins or after, it does not run to its end."""
 
     def last(self: Any) -> None:
         deadline = time.monotonic() + LONG / 2

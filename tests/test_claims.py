@@ -101,9 +101,9 @@ def render(table: Any, name: str, parts: dict[str, str]) -> tuple[str, dict[str,
     queue = Queue.of(table().connection, table.database)
     parameters = {**PARAMETERS, "table": table.table_name}
     if name == "pick_these":
-        rows = queue.db.execute(queue.sql(queue.engine.find_near, asked_for=""), **parameters).fetchall()
+        rows = queue.db.execute(queue.sql(queue.engine.claims.find_near, asked_for=""), **parameters).fetchall()
         parameters["hashes"] = tuple(row[0] for row in rows)
-    return queue.sql(getattr(queue.engine, name), **parts), parameters
+    return queue.sql(getattr(queue.engine.claims, name), **parts), parameters
 
 
 def check_plan(steps: list[dict[str, Any]], connection: Any, engine: str, index: str) -> None:

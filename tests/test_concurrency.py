@@ -145,7 +145,7 @@ def test_a_worker_that_dies_costs_nobody_a_job(schema: Any, log: CallLog) -> Non
     Square.schedule_jobs()
 
     def work(_: int) -> int:
-        """Until everything is made: the dead worker's job comes back when its keeper has seen it die."""
+        """Until everything is made: the dead worker's job comes back when its monitor has seen it die."""
         done = 0
         while len(Square()) < 100:
             done += Square.populate(reserve_jobs=True)["success_count"]

@@ -187,12 +187,12 @@ def test_native_refresh_removes_jobs_whose_key_is_gone(schema: Any) -> None:
 
 
 def test_native_refresh_takes_orphans_away_from_their_workers(schema: Any) -> None:
-    from djjobs.queue.claim import Claims
+    from djjobs.queue.table_queue import TableQueue
 
     lab = sessions(schema)
     lab.Spectrum.schedule_jobs()
-    queue, keys = lab.Spectrum()._queue_and_keys(())
-    held = Claims(queue, keys).take(2)
+    jobs = TableQueue.of(lab.Spectrum())
+    queue, held = jobs.queue, jobs.claims().take(2)
     queue.db.execute(f"UPDATE {queue.jobs.full_table_name} SET timestamp = '2020-01-01' WHERE status = 'reserved'")
     assert lab.Spectrum.jobs.refresh(orphan_timeout=3600)["orphaned"] == len(held) == 2
     assert job_counts(lab.Spectrum) == {"scheduled": 12}

@@ -539,8 +539,8 @@ def test_a_pipeline_fills_itself_with_nobody_calling_schedule(lab: Lab, monkeypa
     acted()
     code = """
 import sys
-from djjobs.work.options import Bench
-Bench.schedule = lambda self, at_once: False
+from djjobs.work.empty import UntilTold
+UntilTold._schedule = lambda self, tables: None
 from djjobs.worker import WorkerOptions, run_worker
 sys.exit(run_worker([{table}], WorkerOptions(drain=True)))
 """

@@ -24,10 +24,10 @@ from workloads.lives import (
     forget_all_workers,
     hold_the_interpreter,
     job_of,
-    keeper_of,
     kill_tree,
     kinds,
     lose,
+    monitor_of,
     other_connections,
     own_number,
     populating,
@@ -49,14 +49,12 @@ from workloads.squares import (
 )
 
 import djjobs
-from djjobs.queue.claim import Claims
-from djjobs.queue.finish import Finisher
 from djjobs.queue.identity import Claimant
-from djjobs.queue.keys import Keys
 from djjobs.queue.queue import Queue
+from djjobs.queue.table_queue import TableQueue
 from djjobs.work.budget import Pace
-from djjobs.work.current_job import Page
-from djjobs.work.monitor import Keeper
+from djjobs.work.monitor import Monitor
+from djjobs.work.shared_memory import SharedMemory
 
 #: What a busy machine of two cores may add to everything that has a bound.
 SLACK = 10.0
@@ -111,7 +109,7 @@ def inside(log: CallLog, n: int) -> bool:
 def test_the_job_of_a_killed_populate_comes_back_at_once_and_what_it_had_not_begun_unharmed(
     start: Any, log: CallLog, gate: Gate, leases: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The lease is an hour; nobody has to wait for it, because the keeper beside the process sees it die."""
+    """The lease is an hour; nobody has to wait for it, because the monitor beside the process sees it die."""
     leases(3600, 10)
     Square = start(8, waiting_at(gate, log, {2}), priority=7)
     change_jobs(Square, [2], "job_group='m2', run_id=42")
@@ -141,7 +139,7 @@ def test_the_job_of_a_killed_populate_comes_back_at_once_and_what_it_had_not_beg
 
 
 def die(child: Any) -> None:
-    """The whole node goes: populate and keeper in one moment."""
+    """The whole node goes: populate and monitor in one moment."""
     kill_tree(child.process.pid)
     child.process.join()
 
@@ -197,7 +195,7 @@ def test_cleanup_recovers_the_job_of_a_node_that_has_gone_and_counts_it(orphaned
 def test_a_worker_that_is_busy_recovers_the_jobs_of_another_one(
     orphaned: Any, log: CallLog, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its keeper does that, while make() runs."""
+    """Its monitor does that, while make() runs."""
     busy = Gate(tmp_path / "busy")
     monkeypatch.setattr(orphaned, "make", waiting_at(busy, log, {2}))
     with populating(orphaned) as (child,):
@@ -367,7 +365,7 @@ def test_a_lost_job_whose_key_does_not_fit_is_not_done_and_keeps_no_other_from_c
     Square = start(3)
     lose(Square, [1, 2])
     Square.populate({"n": 3})
-    column = Queue.of(Square.Number.connection, Square.database).engine.key
+    column = Queue.of(Square.Number.connection, Square.database).engine.dialect.key
     change_jobs(Square, [1], f"{column} = '{key}'")
     assert Square.cleanup_jobs()["recovered"] == 2
     assert job_counts(Square) == {"scheduled": 3}
@@ -456,7 +454,7 @@ def test_a_slot_that_holds_the_interpreter_is_kept_alive_by_its_parent(
 def test_a_worker_whose_connections_are_all_cut_keeps_its_job(
     start: Any, log: CallLog, gate: Gate, leases: Any
 ) -> None:
-    """Its own, which its transaction does not survive, and its keeper's."""
+    """Its own, which its transaction does not survive, and its monitor's."""
     lease = 8
     leases(lease, 0.5)
     Square = start(1, waiting_at(gate, log, {1}), keep_completed=True)
@@ -508,36 +506,35 @@ def heartbeat_of(Square: Any, pid: int) -> datetime.datetime:
 
 
 class LoneSlot:
-    """A slot that claims jobs, begins none and is gone, and the keeper of its worker."""
+    """A slot that claims jobs, begins none and is gone, and the monitor of its worker."""
 
     number = 1
 
     def __init__(self, Square: Any) -> None:
-        self.page = Page()
-        queue = Queue.of(Square.Number.connection, Square.database)
-        keys, claimant = Keys(Square(), (), queue.engine), Claimant()
-        self.claims = Claims(queue, keys, claimant=claimant.for_slot(self.number))
-        self.keeper: Any = Keeper(claimant, [Finisher(queue, keys, keep_completed=False)], 1)
+        self.memory = SharedMemory()
+        jobs, claimant = TableQueue.of(Square()), Claimant()
+        self.claims = jobs.claims(claimant=claimant.for_slot(self.number))
+        self.monitor: Any = Monitor(claimant, [jobs], 1)
 
     def __enter__(self) -> LoneSlot:
-        self.keeper.enter()
+        self.monitor.register()
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.keeper.leave()
-        self.keeper.db.connection.close()
+        self.monitor.sign_off()
+        self.monitor.db.connection.close()
 
 
-def test_a_claim_that_turns_up_after_its_slot_was_buried_goes_back_unharmed(start: Any, leases: Any) -> None:
+def test_a_claim_that_turns_up_after_its_slot_was_settled_goes_back_unharmed(start: Any, leases: Any) -> None:
     """The server was still at the commit that the slot had sent."""
     leases(60, 0.5)
     Square = start(2)
     with LoneSlot(Square) as slot:
-        assert slot.keeper.bury(slot, "it was killed.").released == 0
+        assert slot.monitor.slot_died(slot, "it was killed.").released == 0
         assert len(slot.claims.take(2)) == 2
 
         def is_back() -> bool:
-            slot.keeper.tick([])
+            slot.monitor.tick([])
             return job_counts(Square) == {"scheduled": 2}
 
         wait_for(is_back)
@@ -549,15 +546,15 @@ def test_a_claim_that_turns_up_after_its_slot_was_buried_goes_back_unharmed(star
 def test_claims_that_are_locked_when_their_slot_goes_are_given_back_when_they_are_free(
     server: Any, start: Any, reconnected: bool
 ) -> None:
-    """The keeper does not wait for them: it has more to do."""
+    """The monitor does not wait for them: it has more to do."""
     Square = start(2)
     with closing(connection_to(server)) as stranger, LoneSlot(Square) as slot:
         if reconnected:
-            slot.keeper.db.start_afresh()
+            slot.monitor.db.start_afresh()
         assert len(slot.claims.take(2)) == 2
         with stranger.transaction:
             stranger.query(f"SELECT * FROM {Square.jobs.full_table_name} FOR UPDATE").fetchall()
-            slot.keeper.give_back(slot)
+            slot.monitor.slot_ended(slot)
             assert job_counts(Square) == {"reserved": 2}
     assert {(row["status"], row["attempt"]) for row in rows_by_number(Square).values()} == {("scheduled", 0)}
     assert worker_rows(Square) == []
@@ -567,7 +564,7 @@ def test_claims_that_are_locked_when_their_slot_goes_are_given_back_when_they_ar
 def test_a_worker_that_leaves_just_after_its_connections_were_cut_signs_off(
     start: Any, log: CallLog, gate: Gate, leases: Any, processes: int
 ) -> None:
-    """Nobody has used the keeper's connection in between: a heartbeat is far, and the jobs are short."""
+    """Nobody has used the monitor's connection in between: a heartbeat is far, and the jobs are short."""
     leases(60, 20)
     Square = start(2, waiting_at(gate, log, {1, 2}), keep_completed=True)
     with populating(Square, processes=processes) as (child,):
@@ -579,14 +576,14 @@ def test_a_worker_that_leaves_just_after_its_connections_were_cut_signs_off(
     assert {(row["status"], row["attempt"]) for row in rows_by_number(Square).values()} == {("success", 0)}
 
 
-def test_a_worker_whose_keeper_was_killed_keeps_its_job(start: Any, log: CallLog, gate: Gate, leases: Any) -> None:
-    """The kernel may pick the keeper when memory is short; the populate lives, so its job is its own."""
+def test_a_worker_whose_monitor_was_killed_keeps_its_job(start: Any, log: CallLog, gate: Gate, leases: Any) -> None:
+    """The kernel may pick the monitor when memory is short; the populate lives, so its job is its own."""
     lease = 6
     leases(lease, 0.5)
     Square = start(1, waiting_at(gate, log, {1}), keep_completed=True)
     with populating(Square) as (child,):
         wait_for(lambda: inside(log, 1))
-        keeper_of(child).kill()
+        monitor_of(child).kill()
         deadline = time.monotonic() + 1.5 * lease
         while time.monotonic() < deadline:
             assert Square.cleanup_jobs()["recovered"] == 0
@@ -661,7 +658,7 @@ def test_a_worker_that_wakes_up_after_its_job_was_given_away_gets_lease_lost(
     Square = start(1, sleeps_before(gate, log), keep_completed=True)
     with populating(Square, suppress_errors=suppress) as (child,):
         wait_for(lambda: inside(log, 1))
-        keeper = keeper_of(child)
+        monitor = monitor_of(child)
         os.kill(child.process.pid, signal.SIGSTOP)
         gate.open()
         wait_for(lambda: Square.populate(reserve_jobs=True)["success_count"] == 1, timeout=3 + 0.5 + SLACK)
@@ -677,7 +674,7 @@ def test_a_worker_that_wakes_up_after_its_job_was_given_away_gets_lease_lost(
         else:
             with pytest.raises(AssertionError, match=r"LeaseLost: .*\{'n': 1\}.*Square"):
                 child.result()
-        wait_for(lambda: has_ended(keeper))
+        wait_for(lambda: has_ended(monitor))
     assert job_of(Square, 1) == before
     assert [row["square"] for row in rows_of(Square())] == [os.getpid()]
 
@@ -758,7 +755,7 @@ def test_a_worker_appears_beats_and_goes(start: Any, log: CallLog, gate: Gate, l
 def test_short_jobs_take_one_connection_and_a_long_one_a_second(
     start: Any, leases: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The keeper has no use for one while the next heartbeat is far."""
+    """The monitor has no use for one while the next heartbeat is far."""
     leases(180, 60)
     monkeypatch.setattr(djjobs.work.monitor_process, "LOOK_INTERVAL", 5.0)
     more: list[set[int]] = []

@@ -33,13 +33,17 @@ from djjobs.queue import claim as claiming
 from djjobs.queue.cancel import cancel
 from djjobs.queue.claim import ORDERS, Claims, Job
 from djjobs.queue.database import Database
-from djjobs.queue.finish import Failure, Finisher, release_slot
+from djjobs.queue.finish import Failure, release_slot
 from djjobs.queue.identity import Claimant
 from djjobs.queue.keys import Keys
 from djjobs.queue.leases import Registration, recover
 from djjobs.queue.queue import Queue
-from djjobs.work.current_job import Desk, Page
-from djjobs.work.execute import Executor, Outcome
+from djjobs.queue.table_queue import TableQueue
+from djjobs.work.current_job import SlotState
+from djjobs.work.execute import Executor
+from djjobs.work.messages import Request
+from djjobs.work.outcome import Outcome
+from djjobs.work.shared_memory import SharedMemory
 
 #: An example is a sequence of steps. More of them: DJJOBS_EXAMPLES=1000
 EXAMPLES = int(os.environ.get("DJJOBS_EXAMPLES", 45))
@@ -310,15 +314,18 @@ class World:
         self.elsewhere = self.queue.on(Database(self._second_connection))
         self._set_up_bystanders()
         # longer than it is since anybody was heard of
-        wait_for(lambda: float(self.queue.execute(self.queue.engine.uptime).fetchone()[1]) > 5)
+        wait_for(lambda: float(self.queue.execute(self.queue.engine.workers.uptime).fetchone()[1]) > 5)
 
     def close(self) -> None:
         self._second_connection.close()
 
     def sql(self, statement: str, queue: Queue | None = None, **parameters: Any) -> Any:
         queue = queue or self.queue
-        times = {"back": queue.engine.seconds(str(2 * LEASE)), "some": queue.engine.seconds(str(LEASE // 2))}
-        times["short"] = queue.engine.seconds("2")
+        times = {
+            "back": queue.engine.dialect.seconds(str(2 * LEASE)),
+            "some": queue.engine.dialect.seconds(str(LEASE // 2)),
+        }
+        times["short"] = queue.engine.dialect.seconds("2")
         tables = {"square": self.Square().full_table_name}
         return queue.db.execute(queue.sql(statement, **times, **tables), **parameters)
 
@@ -480,7 +487,8 @@ class Rules(RuleBasedStateMachine):
         self.called: set[str] = set()
         #: Every job that was claimed, by whom it was claimed; most of them are no longer their owner's.
         self.tokens: list[Job] = []
-        self.finisher = Finisher(world.queue, self._keys(), keep)
+        self.jobs = TableQueue(self.Square(), world.queue, self._keys())
+        self.finisher = self.jobs.finisher
         self._seen: dict[int, dict[str, Any]] = {}
         self._begin_again()
 
@@ -735,12 +743,12 @@ class Rules(RuleBasedStateMachine):
         script.cleaned.clear()
         called_off = (job.key_hash, job.claim) in {request[:2] for request in self._expected_requests(job.worker_id)}
         was_made, stop = n in model.made, Stop()
-        desk = Desk(Page(), stop)
+        state = SlotState(SharedMemory(), stop)
         if listens:
             for key_hash, claim, how in self._requests(job.worker_id):
-                desk.order(how, key_hash, claim)
+                state.ask(Request(how, key_hash, claim))
         # A copy: no worker runs the same job twice, and one who does would be right to take it for done.
-        outcome = Executor(self.finisher, None, desk).run(replace(job), stop)
+        outcome = Executor(self.jobs, None, state).run(replace(job), stop)
         if script.surprise is not None:
             raise script.surprise
         if listens and called_off:

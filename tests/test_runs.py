@@ -525,9 +525,9 @@ class RunStatements:
 
     def sql(self, name: str) -> str:
         engine = self._queue.engine
-        parts = {"in_tables": engine.in_table, "which": engine.this_run}
-        leases = {"own_lease": engine.seconds("worker.lease"), "lease": engine.seconds("%(lease)s")}
-        return self._queue.sql(getattr(engine, name), **parts, **leases)
+        parts = {"in_tables": engine.runs.in_table, "which": engine.runs.this_run}
+        leases = {"own_lease": engine.dialect.seconds("worker.lease"), "lease": engine.dialect.seconds("%(lease)s")}
+        return self._queue.sql(getattr(engine.hooks, name, None) or getattr(engine.runs, name), **parts, **leases)
 
     def parameters(self, run: Run) -> dict[str, Any]:
         return {"run": run.run_id, "runs": (run.run_id,), "table": self._table, "lease": 60}

@@ -138,7 +138,7 @@ def test_pending_jobs_keep_priority_and_due_time_in_whatever_time_zone_the_sessi
 
 
 def server_time(queue: Queue) -> datetime.datetime:
-    return queue.ask(queue.engine.server_time)
+    return queue.ask(queue.engine.connection.server_time)
 
 
 def order_of_work(table: Any, **options: Any) -> list[int]:

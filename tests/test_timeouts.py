@@ -225,7 +225,7 @@ def test_each_job_has_a_time_of_its_own(start: Any) -> None:
 def test_around_the_last_moment_a_job_is_either_done_or_timed_out_and_the_next_is_not_hit(
     start: Any, monkeypatch: pytest.MonkeyPatch, processes: int
 ) -> None:
-    monkeypatch.setattr(djjobs.settings, "heartbeat_interval", 0.1)  # the keeper looks more often
+    monkeypatch.setattr(djjobs.settings, "heartbeat_interval", 0.1)  # the monitor looks more often
     timeout = 0.3
 
     def make(self: Any, key: dict[str, Any]) -> None:

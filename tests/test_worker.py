@@ -28,8 +28,9 @@ from workloads import worker_lab
 from workloads.squares import CallLog, another_connection, made, rows_by_number, statuses
 
 import djjobs
-from djjobs import worker
 from djjobs.queue.tables import JobControl
+from djjobs.work import idle
+from djjobs.worker import WorkerOptions, run_worker
 
 TESTS = Path(__file__).resolve().parent
 FIRST, SECOND = "workloads.worker_lab:First", "workloads.worker_lab:Second"
@@ -42,7 +43,7 @@ SLACK = 6.0
 #: As the first and the longest wait of an idle worker: it asks nobody again while a test lasts.
 FOREVER = 300.0
 #: What makes a worker's slots look for jobs only when they are called, as good as.
-SELDOM = f"import djjobs.worker as worker; worker._FIRST_WAIT = worker._LONGEST_WAIT = {FOREVER}"
+SELDOM = f"import djjobs.work.idle as idle; idle.FIRST_WAIT = idle._LONGEST_WAIT = {FOREVER}"
 STOPS = pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT], ids=["SIGTERM", "SIGINT"])
 
 
@@ -97,7 +98,7 @@ class Lab:
         alarm = threading.Timer(60, lambda: os.kill(os.getpid(), signal.SIGTERM))
         alarm.start()
         try:
-            code = worker.run_worker(tables or (self.First,), worker.WorkerOptions(**options))
+            code = run_worker(tables or (self.First,), WorkerOptions(**options))
             assert alarm.is_alive(), "the worker did not end by itself"
         finally:
             alarm.cancel()
@@ -289,8 +290,8 @@ def test_a_job_that_would_not_end_in_time_is_not_begun(lab: Lab, most: int | Non
 def test_a_worker_ends_with_its_walltime_however_long_it_would_have_waited_for_jobs(
     lab: Lab, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, told_by: str
 ) -> None:
-    monkeypatch.setattr(worker, "_FIRST_WAIT", 20.0)
-    monkeypatch.setattr(worker, "_LONGEST_WAIT", 20.0)
+    monkeypatch.setattr(idle, "FIRST_WAIT", 20.0)
+    monkeypatch.setattr(idle, "_LONGEST_WAIT", 20.0)
     options = {}
     if told_by == "--walltime":
         options["walltime"] = 1.0
@@ -326,36 +327,37 @@ def test_jobs_that_are_inserted_later_are_picked_up(lab: Lab, engine: str) -> No
         assert worker.end() == 0
 
 
-#: The first look of a slot is over, but it has not said so before the bell has rung.
-RINGS_AFTER_THE_LOOK = f"""
+#: The first look of a slot is over, but it has not said so before jobs were announced.
+ANNOUNCED_AFTER_THE_LOOK = f"""
 {SELDOM}
 import os, time
 from pathlib import Path
-from djjobs.queue.notifier import Bell
-from djjobs.work.pool import SlotLine
-looked, rung = (Path(os.environ["WORKER_LAB_FOLDER"], name) for name in ("looked", "rung"))
-rings, send = Bell.rings, SlotLine.send
+from djjobs.queue.notifier import Notifier
+from djjobs.work.messages import Idle
+from djjobs.work.pool import SlotChannel
+looked, announced = (Path(os.environ["WORKER_LAB_FOLDER"], name) for name in ("looked", "announced"))
+has_news, send = Notifier.has_news, SlotChannel.send
 
-def ring(bell):
-    rang = rings(bell)
-    if rang and looked.exists():
-        rung.touch()
-    return rang
+def hear(notifier):
+    news = has_news(notifier)
+    if news and looked.exists():
+        announced.touch()
+    return news
 
-def say(line, message):
-    if message == "idle" and not looked.exists():
+def say(channel, message):
+    if isinstance(message, Idle) and not looked.exists():
         looked.touch()
-        while not rung.exists():
+        while not announced.exists():
             time.sleep(0.01)
-    send(line, message)
+    send(channel, message)
 
-Bell.rings, SlotLine.send = ring, say
+Notifier.has_news, SlotChannel.send = hear, say
 """
 
 
 @pytest.mark.only(engines=["postgresql"])
-def test_a_bell_that_rings_between_a_slots_look_and_its_rest_is_not_forgotten(lab: Lab) -> None:
-    with working(lab, preface=RINGS_AFTER_THE_LOOK) as worker:
+def test_jobs_that_are_announced_between_a_slots_look_and_its_rest_are_not_forgotten(lab: Lab) -> None:
+    with working(lab, preface=ANNOUNCED_AFTER_THE_LOOK) as worker:
         wait_for((lab.folder / "looked").exists)
         lab.add("")
         lab.First.schedule_jobs(min_scheduling_interval=0)
@@ -447,8 +449,7 @@ def pauses(looks: list[float]) -> list[float]:
 def test_an_idle_worker_asks_at_most_once_a_second_then_less_on_few_connections(lab: Lab, witness: Witness) -> None:
     processes = 3
     lab.add(*["gate"] * processes)
-    # Who waits for a shift would look later than the others.
-    with working(lab, "--processes", str(processes), **witness.environment, DJJOBS_WORK_IN_SHIFTS=0) as worker:
+    with working(lab, "--processes", str(processes), **witness.environment) as worker:
         wait_for(lambda: lab.has_begun(1, 2, 3))
         assert witness.connections() <= 2 + processes
         lab.open(1, 2, 3)

@@ -14,7 +14,7 @@ import click
 __all__ = ["set_up"]
 
 #: What a record may tell besides its message.
-_DETAILS = ("table", "key", "run_id", "event", "seconds", "worker", "schedule")
+_DETAILS = ("table", "key", "attempt", "run_id", "event", "seconds", "waited", "worker", "schedule")
 _LEVEL_COLOURS = {logging.WARNING: "yellow", logging.ERROR: "red", logging.CRITICAL: "red"}
 
 

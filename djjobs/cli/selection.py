@@ -12,6 +12,7 @@ import datajoint as dj
 from ..errors import DjJobsError
 from ..queue.database import explained
 from ..queue.keys import table_label
+from ..queue.table_queue import TableQueue
 from .options import Condition, NameValue
 
 __all__ = ["Selection", "selecting"]
@@ -42,8 +43,7 @@ class Selection:
         """The jobs of a table whose keys fit in key_source, as a query: those that the mixin's methods change."""
         jobs = table.jobs & dj.AndList(self.where)
         with explained(table.connection, table_label(table()), "find jobs of"):
-            _, keys = table()._queue_and_keys(self._on_keys(table))
-            return jobs.among(keys.chosen_sql)
+            return jobs.among(TableQueue.of(table(), self._on_keys(table)).keys.chosen_sql)
 
     def _on_keys(self, table: Any) -> tuple[Any, ...]:
         return (*self.restrict, self._checked_key(table)) if self.key else self.restrict

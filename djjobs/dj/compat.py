@@ -7,19 +7,18 @@ the installed DataJoint is this module's `datajoint_api`.
 from __future__ import annotations
 
 import copy
-import functools
-import json
 from collections.abc import Callable
 from typing import Any
 
 import datajoint as dj
-from datajoint import blob, user_tables
 from datajoint.errors import AccessError, LostConnectionError
 from datajoint.table import Table
 
 from ..errors import DjJobsError
+from .connection import KEPT
+from .job_tables import ClassicJobTables, ModernJobTables
 
-__all__ = ["AccessError", "LostConnectionError", "config_value", "datajoint_api", "instantiate_for"]
+__all__ = ["AccessError", "LostConnectionError", "config_value", "datajoint_api"]
 
 
 class _ClassicConfig:
@@ -61,7 +60,7 @@ class _ModernConfig:
         self._values[name] = value
 
 
-class _Classic:
+class _Classic(ClassicJobTables):
     """DataJoint 0.14."""
 
     config = _ClassicConfig()
@@ -103,8 +102,8 @@ class _Classic:
     def another_connection(self, connection: Any) -> Any:
         """A second connection to the same server as the same user."""
         other = copy.copy(connection)
-        # Methods that somebody has put on the object belong to it alone, and so do its queues.
-        own = {name for name, value in other.__dict__.items() if callable(value)} | {"_djjobs_queues", "_djjobs_outbox"}
+        # Methods that somebody has put on the object belong to it alone, and so does what is kept with it.
+        own = {name for name, value in other.__dict__.items() if callable(value)} | {KEPT}
         for name in own & set(other.__dict__):
             del other.__dict__[name]
         other._in_transaction = False
@@ -158,90 +157,8 @@ class _Classic:
         """An attribute with all that is known of it."""
         return attribute
 
-    def list_jobs_of_schema(self, ours: Callable[[Any], list[Any]]) -> None:
-        """0.14's ``schema.jobs`` is the one table of all."""
 
-    def tables(self, schema: Any) -> list[str]:
-        return schema.list_tables()
-
-    def mark_json(self, table: Table, names: tuple[str, ...]) -> None:
-        """MariaDB reports json columns as longtext, and 0.14 has nothing else to go by."""
-        attributes = table.heading.attributes
-        for name in names:
-            if name in attributes and not attributes[name].json:
-                table.heading._attributes[name] = attributes[name]._replace(json=True, is_blob=False)
-
-    def let_legacy_tables_share(self, upgraded: Callable[[Any], bool], declare: Callable[[Any, str], None]) -> None:
-        """Let tables without the mixin reserve and report errors in an upgraded `~jobs`.
-
-        0.14's own JobTable packs the key into a blob; in an upgraded table the column holds JSON.
-        """
-        from datajoint.jobs import JobTable
-
-        if hasattr(JobTable, "_djjobs"):
-            return
-        original_init, original_insert1 = JobTable.__init__, Table.insert1
-
-        def __init__(self: Any, connection: Any, database: str) -> None:
-            declare(connection, database)
-            original_init(self, connection, database)
-            if upgraded(self):
-                datajoint_api.mark_json(self, ("key", "run_metadata"))
-
-        def insert1(self: Any, row: dict[str, Any], **options: Any) -> None:
-            if isinstance(row.get("key"), dict) and upgraded(self):
-                row = {**row, "key": json.loads(key_json(row["key"]))}
-            original_insert1(self, row, **options)
-
-        JobTable.__init__, JobTable.insert1, JobTable._djjobs = __init__, insert1, True
-
-    def let_legacy_calls_reach(self, calls_for: Callable[[Any, str, str], Any]) -> None:
-        """Let what is said to `schema.jobs` of a table reach what `calls_for` gives for it, if anything."""
-        from datajoint.jobs import JobTable
-
-        def redirect(name: str) -> None:
-            original = getattr(JobTable, name)
-
-            @functools.wraps(original)
-            def method(self: Any, table_name: str, key: dict[str, Any], *arguments: Any, **options: Any) -> Any:
-                calls = calls_for(self.connection, self.database, table_name)
-                if calls is None:
-                    return original(self, table_name, key, *arguments, **options)
-                return getattr(calls, name)(key, *arguments, **options)
-
-            setattr(JobTable, name, method)
-
-        for name in ("reserve", "ignore", "complete", "error"):
-            redirect(name)
-
-    def hide_from_legacy(self, upgraded: Callable[[Any], bool]) -> None:
-        """Let ``schema.jobs`` show what 0.14 itself would have there: no job that waits, and none that is done."""
-        from datajoint.jobs import JobTable
-        from datajoint.schemas import Schema
-
-        native = Schema.jobs.fget
-
-        def jobs(schema: Any) -> Any:
-            table = native(schema)
-            if not upgraded(table):
-                # DataJoint keeps it for good, but the queue may have been upgraded since.
-                table = schema._jobs = JobTable(schema.connection, schema.database)
-            return table & "status IN ('reserved', 'error', 'ignore')" if upgraded(table) else table
-
-        Schema.jobs = property(jobs, doc=Schema.jobs.__doc__)
-
-    # -- the queues that DataJoint 2 itself keeps ---------------------------------------------------------
-
-    def natively_queued(self, connection: Any, database: str) -> list[str]:
-        """The names of the tables of a schema that have a queue of DataJoint's own beside `~jobs`."""
-        return []
-
-    def native_queue(self, connection: Any, database: str, table_name: str) -> tuple[Table, Table] | None:
-        """A table and that queue; None if there is none."""
-        return None
-
-
-class _Modern(_Classic):
+class _Modern(ModernJobTables, _Classic):
     """DataJoint 2.x."""
 
     config = _ModernConfig()  # type: ignore[assignment]
@@ -319,49 +236,6 @@ class _Modern(_Classic):
         is_uuid = attribute.type == "uuid" and not attribute.original_type
         return attribute._replace(original_type="uuid") if is_uuid else attribute
 
-    def list_jobs_of_schema(self, ours: Callable[[Any], list[Any]]) -> None:
-        """Let ``schema.jobs`` list what `ours` gives, in place of DataJoint's own queues of the same tables."""
-        from datajoint.schemas import _Schema
-
-        native = _Schema.jobs.fget
-
-        def jobs(schema: Any) -> list[Any]:
-            found = native(schema)
-            views = ours(schema)
-            known = {view.target.full_table_name for view in views}
-            return [job for job in found if job.target.full_table_name not in known] + views
-
-        _Schema.jobs = property(jobs, doc=_Schema.jobs.__doc__)
-
-    def mark_json(self, table: Table, names: tuple[str, ...]) -> None:
-        """2.x knows JSON columns by their comment, on MariaDB too."""
-
-    def let_legacy_tables_share(self, upgraded: Callable[[Any], bool], declare: Callable[[Any, str], None]) -> None:
-        """2.x keeps the queues of tables without the mixin in tables of their own."""
-
-    def let_legacy_calls_reach(self, calls_for: Callable[[Any, str, str], Any]) -> None:
-        """2.x's ``schema.jobs`` is a list."""
-
-    def hide_from_legacy(self, upgraded: Callable[[Any], bool]) -> None:
-        """2.x's ``schema.jobs`` is a list."""
-
-    def natively_queued(self, connection: Any, database: str) -> list[str]:
-        names = {name for (name,) in connection.query(connection.adapter.list_tables_sql(database))}
-        return sorted(name for name in names if name.startswith("_") and _native_name(name) in names)
-
-    def native_queue(self, connection: Any, database: str, table_name: str) -> tuple[Table, Table] | None:
-        from datajoint.table import FreeTable
-
-        def table(name: str) -> Table:
-            return FreeTable(connection, connection.adapter.make_full_table_name(database, name))
-
-        native = table(_native_name(table_name))
-        return (table(table_name), native) if native.is_declared else None
-
-
-def _native_name(table_name: str) -> str:
-    return f"~~{table_name.lstrip('_')}"
-
 
 def _generation() -> _Classic:
     version = dj.__version__
@@ -375,39 +249,3 @@ def _generation() -> _Classic:
 
 datajoint_api = _generation()
 config_value = datajoint_api.config
-
-
-def instantiate_for(*names: str) -> None:
-    """Let these methods be called on a table's class as on an instance, as `populate` can be."""
-    user_tables.supported_class_attrs.update(names)
-
-
-def key_json(key: dict[str, Any]) -> str:
-    """A legacy key as JSON: numbers and texts as they are, all else as DataJoint prints it."""
-
-    def plain(value: Any) -> Any:
-        return value.item() if hasattr(value, "item") else str(value)
-
-    # In the order of the names that the server's JSON of a key has.
-    ordered = {name: key[name] for name in sorted(key, key=lambda name: (len(name), name))}
-    return json.dumps(ordered, default=plain, ensure_ascii=False)
-
-
-class _AnyBlob(blob.Blob):
-    """0.14 refuses texts where ``dj.config["enable_python_native_blobs"]`` is off, but in its own `~jobs` has them.
-
-    It turns the setting on for the moment; that would reach other threads, too.
-    """
-
-    def set_dj0(self) -> None:
-        self.protocol = b"dj0\0"
-
-
-def pack(value: Any) -> bytes:
-    """What DataJoint would store in a blob column of `~jobs`."""
-    return _AnyBlob().pack(value, compress=True)
-
-
-def unpack(value: bytes) -> Any:
-    """What DataJoint would give back of a blob column."""
-    return blob.unpack(value)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 from typing import Any
 
-from ..events.outbox import server_of
+from .connection import server_of
 
 __all__ = ["route_over", "routed"]
 

@@ -7,12 +7,12 @@ from collections import Counter
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-__all__ = ["MOST_KEYS", "Change", "Outbox", "account_of", "changes_here", "merge_into", "server_of"]
+from ..dj.connection import keep_with, kept_with, server_of, when_rolled_back
+
+__all__ = ["MOST_KEYS", "Change", "Outbox", "changes_here", "merge_into"]
 
 #: So many inserted keys of a table are remembered; if there are more, all keys are looked at.
 MOST_KEYS = 10_000
-
-_NAME = "_djjobs_outbox"
 
 
 @dataclass
@@ -62,17 +62,6 @@ def merge_into(changes: dict[Any, Change], key: Any, change: Change) -> None:
         changes[key] = change
 
 
-def server_of(connection: Any) -> tuple[Any, ...]:
-    """Which server a connection goes to, and which of its databases."""
-    info = connection.conn_info
-    return info["host"], info["port"], info.get("database_name")
-
-
-def account_of(connection: Any) -> tuple[Any, ...]:
-    """Which server a connection goes to, and as whom."""
-    return *server_of(connection), connection.conn_info["user"]
-
-
 #: How often something was changed on each server by this process itself, not by its jobs.
 changes_here: Counter[tuple[Any, ...]] = Counter()
 
@@ -98,10 +87,10 @@ class Outbox:
 
     @classmethod
     def of(cls, connection: Any) -> Outbox:
-        outbox = connection.__dict__.get(_NAME)
+        outbox = kept_with(connection, "outbox")
         if outbox is None or outbox.age != _age:
             # What a parent process has not sent yet it will send itself.
-            outbox = connection.__dict__[_NAME] = cls(connection)
+            outbox = keep_with(connection, "outbox", cls(connection))
         return outbox
 
     def primary_key_of(self, name: str, table: Any) -> tuple[str, ...]:
@@ -142,3 +131,4 @@ def _grow_older() -> None:
 
 
 os.register_at_fork(after_in_child=_grow_older)
+when_rolled_back(lambda connection: Outbox.of(connection).drop())

@@ -9,17 +9,14 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-from datajoint.heading import Heading
-
 from ..dj.compat import datajoint_api
-from ..queue import cleanup
-from ..queue import enqueue as scheduling
+from ..dj.connection import account_of, connection_of
+from ..dj.tables import instance_over
 from ..queue.database import Database, explained
-from ..queue.keys import Keys, table_label
-from ..queue.native import bring_native_jobs_once
-from ..queue.queue import Queue
+from ..queue.keys import table_label
+from ..queue.table_queue import TableQueue
 from ..settings import settings
-from .outbox import Change, account_of, merge_into
+from .outbox import Change, merge_into
 from .upstream import Upstream, listens, registry, restrictions_for
 
 __all__ = ["Agenda"]
@@ -88,7 +85,10 @@ class Agenda:
 
     def _add(self, table: Any, server: Any, change: Change) -> None:
         task = self._tasks.get(table) or _Task()
-        is_own, schedules = change.table == table.full_table_name, datajoint_api.refresh_by_default(table._connection)
+        is_own, schedules = (
+            change.table == table.full_table_name,
+            datajoint_api.refresh_by_default(connection_of(table)),
+        )
         if schedules and change.inserted and not is_own:
             if table in self._missed:
                 task.everything = True
@@ -167,62 +167,57 @@ class Agenda:
         try:
             table = self._table(cls)
             db = Database(table.connection)
-            return not db.execute(db.engine.find_tables, schema=table.database, names=(table.table_name,)).fetchall()
+            return not db.execute(
+                db.engine.tables.find_tables, schema=table.database, names=(table.table_name,)
+            ).fetchall()
         except Exception:
             return False
 
     def _act(self, cls: Any, task: _Task, at_once: bool) -> None:
         table = self._table(cls)
         with explained(table.connection, table_label(table), "schedule"):
-            queue = Queue.of(table.connection, table.database)
-            bring_native_jobs_once(queue, table)
+            jobs = TableQueue.of(table)
             if task.cleanup and (at_once or self._time_to_clean(cls) <= time.monotonic()):
-                self._clean_up(queue, table, task)
+                self._clean_up(jobs, task)
             if task.keys:
-                self._schedule_inserted(queue, table, task)
+                self._schedule_inserted(jobs, task)
             if task.everything and (at_once or task.not_before <= time.monotonic()):
-                self._schedule_all(queue, table, task, at_once)
+                self._schedule_all(jobs, task, at_once)
 
-    def _clean_up(self, queue: Queue, table: Any, task: _Task) -> None:
-        removed = cleanup.cleanup(queue, table._finisher(queue, Keys(table, (), queue.engine)))
-        self._cleaned[type(table)] = time.monotonic()
+    def _clean_up(self, jobs: TableQueue, task: _Task) -> None:
+        removed = jobs.cleanup()
+        self._cleaned[type(jobs.table)] = time.monotonic()
         task.cleanup = False
         if any(removed.values()):
             # It may have kept a key from being scheduled that was inserted meanwhile.
             task.keys = any(change.inserted for change in task.changes.values())
-        _log("cleaned up", table, task, removed)
+        _log("cleaned up", jobs, task, removed)
 
-    def _schedule_inserted(self, queue: Queue, table: Any, task: _Task) -> None:
-        upstream = self._upstream_of(type(table))
+    def _schedule_inserted(self, jobs: TableQueue, task: _Task) -> None:
+        upstream = self._upstream_of(type(jobs.table))
         task.keys = False
         for change in task.changes.values():
-            if change.table == table.full_table_name or not change.inserted:
+            if change.table == jobs.table.full_table_name or not change.inserted:
                 continue
             told = upstream is not None and upstream.is_told_by_keys_of(change.table)
-            conditions = restrictions_for(table, change, queue.engine) if told else None
+            conditions = restrictions_for(jobs.table, change, jobs.queue.engine) if told else None
             if conditions is None:
                 task.everything = True
                 continue
             # With no regard to the rate limit: a scheduling of all keys a moment ago did not see these.
-            scheduled = sum(self._insert_new(queue, table, condition) for condition in conditions)
-            _log("scheduled", table, task, scheduled)
+            scheduled = sum(jobs.restricted_to(condition).insert_for_event() for condition in conditions)
+            _log("scheduled", jobs, task, scheduled)
 
-    @staticmethod
-    def _insert_new(queue: Queue, table: Any, condition: str) -> int:
-        keys = Keys(table, (condition,), queue.engine)
-        return scheduling.insert_few(queue, keys, table._priority())
-
-    def _schedule_all(self, queue: Queue, table: Any, task: _Task, at_once: bool) -> None:
+    def _schedule_all(self, jobs: TableQueue, task: _Task, at_once: bool) -> None:
         insist = at_once or task.put_off >= _GIVES_WAY
-        keys = Keys(table, (), queue.engine)
-        run = table._schedule(queue, keys, interval=0 if insist else None, take_along=False, automatic=True)
-        if run.rate_limited:
+        scheduled = jobs.schedule(interval=0 if insist else None, take_along=False, automatic=True)
+        if scheduled.rate_limited:
             task.put_off += 1
             task.not_before = time.monotonic() + settings.min_scheduling_interval
             return
         task.everything, task.put_off = False, 0
-        self._missed.discard(type(table))
-        _log("scheduled of all keys", table, task, run.scheduled)
+        self._missed.discard(type(jobs.table))
+        _log("scheduled of all keys", jobs, task, scheduled.count)
 
     # -- tables --------------------------------------------------------------------------------------------
 
@@ -231,12 +226,12 @@ class Agenda:
         connection = self._connect(cls)
         table = self._tables.get(cls)
         if table is None or table.connection is not connection:
-            table = self._tables[cls] = _over(cls, connection)
+            table = self._tables[cls] = instance_over(cls, connection)
         return table
 
     def _upstream_of(self, cls: Any) -> Upstream | None:
         """What a table depends on; None while it is out of reach, which is no reason to pass over the others."""
-        account = account_of(cls._connection)
+        account = account_of(connection_of(cls))
         if cls not in self._upstream and account not in self._out_of_reach:
             try:
                 self._upstream[cls] = self._find_upstream(self._table(cls))
@@ -268,23 +263,7 @@ class Agenda:
             return Upstream.unknown(table)
 
 
-def _over(cls: Any, connection: Any) -> Any:
-    """An instance of a table over another connection than its schema's."""
-    table = cls()
-    if table.connection is not connection:
-        datajoint_api.put_on(table, connection)
-        table._heading = Heading(
-            table_info={
-                "conn": connection,
-                "database": table.database,
-                "table_name": table.table_name,
-                "context": table.declaration_context,
-            }
-        )
-    return table
-
-
-def _log(what: str, table: Any, task: _Task, result: Any) -> None:
+def _log(what: str, jobs: TableQueue, task: _Task, result: Any) -> None:
     names = ", ".join(name for _, name in task.changes)
-    words = type(table).__name__, what, result, names
-    logger.debug("%s %s: %s, after a change of %s", *words, extra={"event": "event", "table": type(table).__name__})
+    words = jobs.name, what, result, names
+    logger.debug("%s %s: %s, after a change of %s", *words, extra={"event": "event", "table": jobs.name})

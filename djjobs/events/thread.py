@@ -11,10 +11,11 @@ from multiprocessing.util import Finalize
 from typing import Any
 
 from ..dj.compat import datajoint_api
+from ..dj.connection import account_of, connection_of, share_schemas
 from ..dj.routing import route_over
 from ..interrupt import start_thread
 from ..queue.database import Database
-from .outbox import Change, account_of, merge_into
+from .outbox import Change, merge_into
 from .react import Agenda
 
 __all__ = ["courier"]
@@ -36,14 +37,14 @@ class _Connections:
         self._open: dict[Any, Any] = {}
 
     def get(self, cls: Any) -> Any:
-        theirs = cls._connection
+        theirs = connection_of(cls)
         who = account_of(theirs)
         if who not in self._open:
             db = Database(datajoint_api.another_connection(theirs))
             db.start_afresh()
             self._open[who] = db.connection
         own = self._open[who]
-        own.schemas = dict(theirs.schemas)
+        share_schemas(own, theirs)
         route_over(own)
         return own
 

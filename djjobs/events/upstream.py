@@ -14,11 +14,13 @@ from typing import Any
 import datajoint as dj
 
 from ..dj.compat import datajoint_api
+from ..dj.connection import connection_of, server_of
+from ..dj.tables import declared_database, keys_of
 from ..queue.database import portions
 from ..queue.keys import kind_of, table_label
 from ..settings import settings
 from ..sql import Engine
-from .outbox import Change, server_of
+from .outbox import Change
 
 __all__ = ["Upstream", "listens", "registry", "restrictions_for"]
 
@@ -58,7 +60,7 @@ class Upstream:
             # It was dropped.
             return cls(frozenset(), frozenset(), False)
         if _has_own_key_source(table):
-            sql = table._jobs_to_do(()).make_sql()
+            sql = keys_of(table, ()).make_sql()
             return cls(frozenset(_TABLE.findall(sql)), _ancestors(table), bool(_RENAMED.search(sql)))
         parents = table.parents(primary=True, foreign_key_info=True)
         return cls(frozenset(name for name, _ in parents), frozenset(), any(props["aliased"] for _, props in parents))
@@ -87,7 +89,7 @@ def _has_own_key_source(table: Any) -> bool:
 
 def restrictions_for(table: Any, change: Change, engine: Engine) -> list[str] | None:
     """Conditions on key_source that keep to the inserted keys, a portion each; None if these do not tell."""
-    source = table._jobs_to_do(())
+    source = keys_of(table, ())
     names = [name for name in change.attributes if name in source.heading.primary_key]
     if not names or change.keys is None:
         return None
@@ -95,7 +97,7 @@ def restrictions_for(table: Any, change: Change, engine: Engine) -> list[str] | 
     places = [change.attributes.index(name) for name in names]
     rows: dict[str, None] = {}
     for key in change.keys:
-        literals = [engine.literal(kind, key[place]) for kind, place in zip(kinds, places, strict=True)]
+        literals = [engine.dialect.literal(kind, key[place]) for kind, place in zip(kinds, places, strict=True)]
         if None in literals:
             return None
         rows[f"({', '.join(literals)})"] = None  # type: ignore[arg-type]
@@ -162,7 +164,7 @@ class _Registry:
     def _find_tables(self) -> None:
         for ref in self._without_table:
             table = ref()
-            if table is None or "database" in table.__dict__:
+            if table is None or declared_database(table) is not None:
                 break
         else:
             return
@@ -170,8 +172,8 @@ class _Registry:
             waiting, self._without_table = self._without_table, []
             for ref in waiting:
                 table = ref()
-                if table is not None and table.__dict__.get("database") is not None:
-                    self._tables[server_of(table._connection), _full_name(table)] = table  # type: ignore[attr-defined]
+                if table is not None and declared_database(table) is not None:
+                    self._tables[server_of(connection_of(table)), _full_name(table)] = table
                 elif table is not None:
                     self._without_table.append(ref)
             self._downstream = {}

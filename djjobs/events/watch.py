@@ -7,7 +7,6 @@ job does so before the next one.
 
 from __future__ import annotations
 
-import functools
 import logging
 import time
 from collections.abc import Callable, Iterable, Mapping
@@ -15,12 +14,13 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-from datajoint.connection import Connection
-from datajoint.table import Table
 
+from ..dj.connection import connection_of, has_transaction, server_of
+from ..dj.patches import patch_when_needed, tell_of_changes, tell_of_transactions
 from ..dj.routing import route_over, routed
+from ..dj.tables import name_of
 from ..settings import check_seconds
-from .outbox import MOST_KEYS, Change, Outbox, changes_here, server_of
+from .outbox import MOST_KEYS, Change, Outbox, changes_here
 from .react import Agenda
 from .thread import courier
 from .upstream import registry
@@ -98,7 +98,7 @@ class HeldEvents:
 
     def _connect(self, cls: Any) -> Any:
         """The connection that goes where the class's own goes, which another process may be using."""
-        server = server_of(cls._connection)
+        server = server_of(connection_of(cls))
         connection = next(held for held in self._connections if server_of(held) == server)
         route_over(connection)
         return connection
@@ -108,70 +108,23 @@ class HeldEvents:
 
 
 def watch() -> None:
-    """Let DataJoint's methods tell of changes, transactions and their ends."""
-    if hasattr(Table.insert, "_djjobs"):
-        return
-    _wrap(Table, "insert", _insert)
-    _wrap(Table, "delete_quick", _delete_quick)
-    _wrap(Connection, "start_transaction", _start_transaction)
-    _wrap(Connection, "commit_transaction", _commit_transaction)
-    _wrap(Connection, "cancel_transaction", _cancel_transaction)
-    _wrap(Connection, "query", _query)
-    in_transaction = Connection.in_transaction.fget
-    Connection.in_transaction = property(lambda self: in_transaction(routed(self)))
+    """Let DataJoint's methods tell of changes and, once somebody listens, of transactions and their ends.
+
+    Changes are counted before any table with the mixin is there: a table that comes later is scheduled at once if
+    this process has changed something. To wait for a commit there is no need until somebody is to be told of it.
+    """
+    tell_of_changes(tell_of_inserts, _tell_of_deletes)
+    patch_when_needed(lambda: tell_of_transactions(_send_committed))
 
 
-def _wrap(owner: type, name: str, around: Callable[..., Any]) -> None:
-    original = getattr(owner, name)
-
-    @functools.wraps(original)
-    def method(self: Any, *arguments: Any, **options: Any) -> Any:
-        return around(original, self, *arguments, **options)
-
-    method._djjobs = True  # type: ignore[attr-defined]
-    setattr(owner, name, method)
+def _tell_of_deletes(table: Any) -> None:
+    _tell(table, lambda name, _: Change(name, deleted=True))
 
 
-def _insert(insert: Any, table: Any, rows: Any, *arguments: Any, **options: Any) -> None:
-    try:
-        insert(table, rows, *arguments, **options)
-    except BaseException:
-        if options.get("chunk_size"):
-            # Some chunks may have been inserted.
-            tell_of_inserts(table)
-        raise
-    tell_of_inserts(table, rows)
-
-
-def _delete_quick(delete_quick: Any, table: Any, *arguments: Any, **options: Any) -> Any:
-    count = delete_quick(table, *arguments, **options)
-    if count != 0:
-        _tell(table, lambda name, _: Change(name, deleted=True))
-    return count
-
-
-def _start_transaction(start: Any, connection: Any) -> None:
-    connection = routed(connection)
-    start(connection)
-    Outbox.of(connection).drop()
-
-
-def _commit_transaction(commit: Any, connection: Any) -> None:
-    connection = routed(connection)
-    commit(connection)
+def _send_committed(connection: Any) -> None:
     outbox = Outbox.of(connection)
     for change in outbox.take_uncommitted():
         _send(outbox, change)
-
-
-def _cancel_transaction(cancel: Any, connection: Any) -> None:
-    connection = routed(connection)
-    Outbox.of(connection).drop()
-    cancel(connection)
-
-
-def _query(query: Any, connection: Any, *arguments: Any, **options: Any) -> Any:
-    return query(routed(connection), *arguments, **options)
 
 
 # -- what becomes of it --------------------------------------------------------------------------------------------
@@ -186,10 +139,7 @@ def tell_of_inserts(table: Any, rows: Any = None) -> None:
 def _tell(table: Any, change: Callable[[str, tuple[str, ...]], Change]) -> None:
     """Pass on a change, if it may concern somebody. Never raises: the change itself was made."""
     try:
-        # To put the full name together takes DataJoint longer than all of this.
-        name = table._support[0]
-        if name[0] not in '`"':
-            name = table.full_table_name
+        name = name_of(table)
         connection = routed(table.connection)
         outbox = Outbox.of(connection)
         if not outbox.held:
@@ -199,7 +149,7 @@ def _tell(table: Any, change: Callable[[str, tuple[str, ...]], Change]) -> None:
         if not registry.may_concern(outbox.server, name):
             return
         what = change(name, outbox.primary_key_of(name, table))
-        if connection._in_transaction:
+        if has_transaction(connection):
             outbox.wait_for_commit(what)
         else:
             outbox.drop()

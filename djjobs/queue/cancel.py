@@ -17,7 +17,7 @@ _MOST_PASSES = 20
 
 def cancel(queue: Queue, keys: Keys, force: bool = False) -> int:
     """Call off the jobs of these keys; return how many were cancelled or asked to stop."""
-    count = _CallingOff(queue, keys.table.table_name, keys.chosen_sql, queue.engine.change_chosen).run(force)
+    count = _CallingOff(queue, keys.table.table_name, keys.chosen_sql, queue.engine.jobs.change_chosen).run(force)
     if not count:
         _insist_on_cancellable(queue, keys)
     return count
@@ -26,12 +26,14 @@ def cancel(queue: Queue, keys: Keys, force: bool = False) -> int:
 def cancel_run(queue: Queue, table_name: str, run_id: int, force: bool = False) -> int | None:
     """Call off a run and its jobs; return how many were cancelled or asked to stop, None if all were over."""
     engine, run = queue.engine, {"table": table_name, "run": run_id}
-    called_off = queue.change(engine.cancel_run, **run)
-    hashes = [key_hash for (key_hash,) in queue.execute(engine.find_open_jobs, **run).fetchall()]
-    chosen, count = queue.sql(engine.these_jobs), 0
+    called_off = queue.change(engine.runs.cancel_run, **run)
+    hashes = [key_hash for (key_hash,) in queue.execute(engine.runs.find_open_jobs, **run).fetchall()]
+    chosen, count = queue.sql(engine.runs.these_jobs), 0
     for portion in portions(hashes):
         which = {"run": run_id, "hashes": portion}
-        count += _CallingOff(queue, table_name, chosen, engine.change_these, engine.still_in_run, **which).run(force)
+        count += _CallingOff(
+            queue, table_name, chosen, engine.jobs.change_these, engine.runs.still_in_run, **which
+        ).run(force)
     return count if called_off or count else None
 
 
@@ -47,12 +49,12 @@ class _CallingOff:
     def run(self, force: bool) -> int:
         """Call them off; how many were cancelled or are asked to stop."""
         queue, engine = self._queue, self._queue.engine
-        has_uncalled = queue.sql(engine.has_uncalled, chosen=self._chosen, also=self._also)
+        has_uncalled = queue.sql(engine.jobs.has_uncalled, chosen=self._chosen, also=self._also)
         cancelled = asked = 0
         for _ in range(_MOST_PASSES):
             # Running jobs first: one that is given back meanwhile is found among the scheduled ones.
             asked = self._ask_running("force" if force else "cancel")
-            cancelled += self._to(queue.sql(engine.set_status, status="cancelled"), "scheduled")
+            cancelled += self._to(queue.sql(engine.jobs.set_status, status="cancelled"), "scheduled")
             # One that was claimed between the two has escaped both.
             if not queue.db.execute(has_uncalled, **self._parameters).fetchone()[0]:
                 break
@@ -67,17 +69,17 @@ class _CallingOff:
 
     def _ask_running(self, how: str) -> int:
         queue, engine = self._queue, self._queue.engine
-        self._to(engine.request_cancel, "reserved", engine.has_worker, how=how)
+        self._to(engine.jobs.request_cancel, "reserved", engine.jobs.has_worker, how=how)
         # Counted afterwards: to MySQL a row that had this request already has not changed.
-        find = queue.sql(engine.asked_to_stop, chosen=self._chosen)
+        find = queue.sql(engine.jobs.asked_to_stop, chosen=self._chosen)
         asked = dict(queue.db.execute(find, **self._parameters).fetchall())
         if asked:
-            queue.execute(engine.call_workers, workers=tuple(asked))
+            queue.execute(engine.workers.call_workers, workers=tuple(asked))
         return sum(asked.values())
 
 
 def _insist_on_cancellable(queue: Queue, keys: Keys) -> None:
-    find = queue.sql(queue.engine.statuses_of, chosen=keys.chosen_sql)
+    find = queue.sql(queue.engine.jobs.statuses_of, chosen=keys.chosen_sql)
     statuses = dict(queue.db.execute(find, table=keys.table.table_name).fetchall())
     over = {status: count for status, count in statuses.items() if status in ("success", "error", "ignore")}
     if "cancelled" in statuses:

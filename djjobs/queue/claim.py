@@ -39,6 +39,8 @@ class Job:
     worker_id: str
     claim: int
     run_id: int | None = None
+    #: For how many seconds it was due when it was claimed; None if that is not known.
+    waited: float | None = None
 
 
 class Claims:
@@ -74,10 +76,12 @@ class Claims:
         self.claimant = claimant or Claimant()
         # A retry's turn is its priority less a thousand.
         within = " AND ({job}turn BETWEEN 0 AND %(priority)s OR {job}turn <= %(priority)s - 1000)"
-        self._asked_for = "" if automatic else queue.engine.not_automatic
+        self._asked_for = "" if automatic else queue.engine.claims.not_automatic
         self._only = ("" if priority is None else within) + (f" {self._asked_for}" if self._asked_for else "")
         metadata = version_metadata(keys.table)
-        self._reserve = queue.sql(queue.engine.reserve, versioned=queue.engine.with_version if metadata else "")
+        self._reserve = queue.sql(
+            queue.engine.claims.reserve, versioned=queue.engine.claims.with_version if metadata else ""
+        )
         self._metadata = json.dumps(metadata)
 
     def take(self, count: int) -> list[Job]:
@@ -99,9 +103,9 @@ class Claims:
         engine, keys = self._queue.engine, self._keys
         if keys.restricted:
             only = self._only.format(job="job.")
-            sql = self._queue.sql(engine.count_chosen, chosen=keys.chosen_sql, only=only)
+            sql = self._queue.sql(engine.claims.count_chosen, chosen=keys.chosen_sql, only=only)
         else:
-            sql = self._queue.sql(engine.count_scheduled, only=self._only.format(job=""))
+            sql = self._queue.sql(engine.claims.count_scheduled, only=self._only.format(job=""))
         self._first_turn(_FIRST)
         return self._queue.db.execute(sql, **self._parameters()).fetchone()[0]
 
@@ -129,7 +133,7 @@ class Claims:
         except Exception as error:
             if queue.db.is_transient(error):
                 # The commit may have got through before the connection broke.
-                queue.change(queue.engine.release_claim, table=self.table_name, **token)
+                queue.change(queue.engine.claims.release_claim, table=self.table_name, **token)
             raise
         return [
             Job(key_hash, self._keys.decode(key), attempt, priority, token["worker"], token["claim"], run_id)
@@ -146,13 +150,13 @@ class Claims:
                 yield from self._picks_at_random(turn, left)
             direction = "DESC" if self._order == "reverse" else "ASC"
             asked_for = self._asked_for.format(job="")
-            pick = self._queue.sql(self._queue.engine.pick_in_order, direction=direction, asked_for=asked_for)
+            pick = self._queue.sql(self._queue.engine.claims.pick_in_order, direction=direction, asked_for=asked_for)
             yield pick, {"turn": turn}
             turn = self._first_turn(turn)
 
     def _first_turn(self, floor: int) -> int | None:
         queue = self._queue
-        sql = queue.sql(queue.engine.next_turn, only=self._only.format(job=""))
+        sql = queue.sql(queue.engine.claims.next_turn, only=self._only.format(job=""))
         turn, is_due = queue.db.execute(sql, **self._parameters(floor=floor)).fetchone()
         if is_due and floor == _FIRST:
             queue.db.retry(self._line_up)
@@ -163,19 +167,19 @@ class Claims:
         """Put some of the jobs that have become due into line; others may do the same with others."""
         queue = self._queue
         with queue.db.transaction():
-            rows = queue.execute(queue.engine.pick_due, table=self.table_name, count=_PAGE).fetchall()
+            rows = queue.execute(queue.engine.claims.pick_due, table=self.table_name, count=_PAGE).fetchall()
             if rows:
-                queue.execute(queue.engine.line_up, table=self.table_name, hashes=tuple(row[0] for row in rows))
+                queue.execute(queue.engine.claims.line_up, table=self.table_name, hashes=tuple(row[0] for row in rows))
 
     def _picks_at_random(self, turn: int, left: Callable[[], int]) -> Iterator[tuple[str, dict[str, Any]]]:
         """What to pick at random. It may miss jobs that are rare among the table's rows; these go in order."""
         queue = self._queue
         for more in (_FEW_MORE, _MANY_MORE):
             place = {"turn": turn, "start": secrets.token_hex(16), "window": left() + more, "count": left()}
-            find = queue.sql(queue.engine.find_near, asked_for=self._asked_for.format(job="near."))
+            find = queue.sql(queue.engine.claims.find_near, asked_for=self._asked_for.format(job="near."))
             rows = queue.db.execute(find, **self._parameters(**place)).fetchall()
             if rows:
-                yield queue.sql(queue.engine.pick_these), {"hashes": tuple(row[0] for row in rows)}
+                yield queue.sql(queue.engine.claims.pick_these), {"hashes": tuple(row[0] for row in rows)}
 
     # -- jobs that a restriction chooses -------------------------------------------------------------------
 
@@ -188,7 +192,7 @@ class Claims:
             # No more than are wanted: which of them a limit took would be up to the server.
             while page:
                 hashes, page = page[: left()], page[left() :]
-                yield self._queue.sql(self._queue.engine.pick_these), {"hashes": hashes}
+                yield self._queue.sql(self._queue.engine.claims.pick_these), {"hashes": hashes}
             # Others hold these at the moment: they are claiming them, or give them back.
             time.sleep(random.uniform(0, 0.05))
 
@@ -196,7 +200,7 @@ class Claims:
         queue, direction = self._queue, "DESC" if self._order == "reverse" else "ASC"
         order = "job.key_hash < %(start)s, job.key_hash" if self._order == "random" else f"job.due_time {direction}"
         sql = queue.sql(
-            queue.engine.find_chosen,
+            queue.engine.claims.find_chosen,
             chosen=self._keys.chosen_sql,
             only=self._only.format(job="job."),
             order=order,

@@ -10,9 +10,11 @@ from typing import Any
 
 from ..dj.compat import datajoint_api
 from ..settings import settings
+from ..telemetry import emit
 from .database import portions
 from .finish import Finisher
 from .leases import recover_once
+from .policy import has_hook
 from .queue import Queue
 
 __all__ = ["cleanup"]
@@ -28,12 +30,12 @@ def cleanup(queue: Queue, finisher: Finisher, chosen: str = "") -> dict[str, int
     chosen : str
         SQL of the hashes of the jobs to look at. Defaults to all.
     """
-    keys, join = finisher.keys, queue.sql(queue.engine.join_chosen, chosen=chosen) if chosen else ""
+    keys, join = finisher.keys, queue.sql(queue.engine.jobs.join_chosen, chosen=chosen) if chosen else ""
     # First: the job of a dead worker may be an orphan, too.
     recovered = recover_dead(queue, finisher, join)
-    orphans = _Removal(queue, finisher, join, queue.engine.find_orphans)
-    expired = _Removal(queue, finisher, join, queue.engine.find_expired)
-    return {
+    orphans = _Removal(queue, finisher, join, queue.engine.jobs.find_orphans)
+    expired = _Removal(queue, finisher, join, queue.engine.jobs.find_expired)
+    counts = {
         "orphaned_success": orphans.run(("success",), living=keys.made_sql),
         "orphaned_incomplete": orphans.run(("scheduled", "error", "ignore", "cancelled"), living=keys.chosen_sql),
         "recovered": recovered,
@@ -41,6 +43,8 @@ def cleanup(queue: Queue, finisher: Finisher, chosen: str = "") -> dict[str, int
         # A restriction is about jobs.
         "runs": 0 if chosen else _remove_runs(queue, finisher),
     }
+    emit("table cleaned up", finisher.name, counts=counts)
+    return counts
 
 
 def recover_dead(queue: Queue, finisher: Finisher, join_chosen: str = "") -> int:
@@ -51,8 +55,8 @@ def recover_dead(queue: Queue, finisher: Finisher, join_chosen: str = "") -> int
 def remove_stale(queue: Queue, finisher: Finisher, seconds: float) -> int:
     """Remove jobs older than this whose key has left key_source, but for ignored and running ones; return how many."""
     engine = queue.engine
-    old = engine.render(engine.created_before, age=engine.seconds("%(age)s"))
-    stale = _Removal(queue, finisher, "", engine.find_orphans, also=old, age=seconds)
+    old = engine.render(engine.jobs.created_before, age=engine.dialect.seconds("%(age)s"))
+    stale = _Removal(queue, finisher, "", engine.jobs.find_orphans, also=old, age=seconds)
     return stale.run(("scheduled", "error", "cancelled", "success"), living=finisher.keys.chosen_sql)
 
 
@@ -60,10 +64,10 @@ def _remove_runs(queue: Queue, finisher: Finisher) -> int:
     """Remove the finished runs that are old and that no job needs any more; return how many."""
     engine, table = queue.engine, finisher.table_name
     # Runs that nobody has seen end; one that waits for a finish_run that the table no longer has would wait for ever.
-    queue.change(engine.end_runs, table=table, finish=int(not finisher.keys.table._has_hook("finish_run")))
-    find = queue.sql(engine.find_expired_runs, retention=engine.seconds("%(retention)s"))
+    queue.change(engine.runs.end_runs, table=table, finish=int(not has_hook(finisher.keys.table, "finish_run")))
+    find = queue.sql(engine.runs.find_expired_runs, retention=engine.dialect.seconds("%(retention)s"))
     runs = [run_id for (run_id,) in queue.db.execute(find, table=table, retention=settings.retention).fetchall()]
-    return sum(queue.change(engine.delete_runs, runs=portion) for portion in portions(runs))
+    return sum(queue.change(engine.runs.delete_runs, runs=portion) for portion in portions(runs))
 
 
 class _Removal:
@@ -79,9 +83,9 @@ class _Removal:
         """Remove the jobs of these statuses that the statement finds; return how many."""
         queue, engine, table_name = self._queue, self._queue.engine, self._finisher.table_name
         among = "(" + ", ".join(f"'{status}'" for status in statuses) + ")"
-        parts |= {"join_chosen": self._join, "statuses": among, "retention": engine.seconds("%(retention)s")}
+        parts |= {"join_chosen": self._join, "statuses": among, "retention": engine.dialect.seconds("%(retention)s")}
         parts["also"] = self._also
-        find, delete = queue.sql(self._find, **parts), queue.sql(engine.delete_orphans, statuses=among)
+        find, delete = queue.sql(self._find, **parts), queue.sql(engine.jobs.delete_orphans, statuses=among)
         rows = queue.db.execute(find, **self._parameters).fetchall()
         removed = 0
         for portion in portions(rows):
@@ -93,7 +97,7 @@ class _Removal:
     def _agreed(self, hashes: list[str]) -> tuple[str, ...]:
         """Those of the jobs that the table's own hook has seen and does not object to."""
         table = self._finisher.keys.table
-        if not table._has_hook("before_delete"):
+        if not has_hook(table, "before_delete"):
             return tuple(hashes)
         jobs = self._queue.jobs & {"table_name": self._finisher.table_name}
         among = ", ".join(f"'{key_hash}'" for key_hash in hashes)

@@ -13,8 +13,8 @@ import datajoint as dj
 from datajoint.errors import MissingTableError, QuerySyntaxError, UnknownAttributeError
 
 from ..dj.compat import AccessError, LostConnectionError, datajoint_api
+from ..dj.connection import driver_of, forget_transaction, has_transaction, renumber
 from ..errors import DjJobsError
-from ..events.outbox import Outbox
 from ..settings import settings
 from ..sql import Engine, engine_for
 
@@ -47,15 +47,14 @@ class Database:
 
     def _set_up(self) -> None:
         if self._hurried:
-            self.connection.query(self.engine.wait_little)
+            self.connection.query(self.engine.connection.wait_little)
 
     def execute(self, sql: str, **parameters: Any) -> Any:
         """Run one statement and return its cursor. Outside a transaction it is tried again if the connection is lost.
 
-        Inside a transaction, ours or the one that make() runs in, that would repeat its second half only. (DataJoint's
-        own `in_transaction` asks the server, and forgets the transaction when the connection is lost.)
+        Inside a transaction, ours or the one that make() runs in, that would repeat its second half only.
         """
-        if self._open or self.connection._in_transaction:
+        if self._open or has_transaction(self.connection):
             return self.connection.query(sql, args=parameters, reconnect=False)
         return self.retry(lambda: self.connection.query(sql, args=parameters, reconnect=False))
 
@@ -71,7 +70,7 @@ class Database:
     @contextmanager
     def transaction(self) -> Iterator[None]:
         """A short transaction of the queue's own, under READ COMMITTED."""
-        first, *rest = self.engine.begin
+        first, *rest = self.engine.connection.begin
         self.execute(first)
         self._open = True
         try:
@@ -91,12 +90,12 @@ class Database:
     @property
     def interrupt(self) -> Callable[[], None] | None:
         """Makes the statement that runs now return with an error, from another thread; None if a signal does."""
-        if not self.engine.defers_signals:
+        if not self.engine.connection.defers_signals:
             return None
 
         def cancel() -> None:
             with suppress(Exception):  # there may be no server, and then no statement either
-                self.connection._conn.cancel()
+                driver_of(self.connection).cancel()
 
         return cancel
 
@@ -106,18 +105,15 @@ class Database:
             self.connection.query("ROLLBACK", reconnect=False)
         except Exception:
             self.reconnect()
-        self.connection._in_transaction = False
-        Outbox.of(self.connection).drop()
+        forget_transaction(self.connection)
 
     def start_afresh(self) -> None:
         """Open a new connection. An interrupt may have left the old one in the middle of an answer."""
         with suppress(Exception):
             self.connection.close()
         datajoint_api.reconnect(self.connection)
-        self.connection._in_transaction = False
-        Outbox.of(self.connection).drop()
-        # DataJoint keeps the number of its first connection.
-        self.connection.connection_id = self.connection.query(self.engine.own_connection_id).fetchone()[0]
+        forget_transaction(self.connection)
+        renumber(self.connection, self.connection.query(self.engine.connection.own_connection_id).fetchone()[0])
         self._set_up()
 
     def retry(self, action: Callable[[], T]) -> T:
@@ -140,7 +136,7 @@ class Database:
         try:
             self.recover_from(lost)
         except Exception as error:
-            if self.engine.diagnose(error) == "credentials" or self._patience:
+            if self.engine.errors.diagnose(error) == "credentials" or self._patience:
                 raise
 
     @contextmanager
@@ -169,21 +165,21 @@ class Database:
                 return
             except Exception as failure:
                 patient = time.monotonic() + pause <= deadline and not self._given_up()
-                if not patient or self.engine.diagnose(failure) != "unreachable":
+                if not patient or self.engine.errors.diagnose(failure) != "unreachable":
                     raise
             time.sleep(random.uniform(pause / 2, pause))
             pause = min(pause * 2, 2.0)
 
     def is_transient(self, error: BaseException) -> bool:
-        return self.is_lost(error) or self.engine.is_transient(error)
+        return self.is_lost(error) or self.engine.errors.is_transient(error)
 
     def is_lost(self, error: BaseException) -> bool:
-        return isinstance(error, LostConnectionError) or self.engine.is_lost(error)
+        return isinstance(error, LostConnectionError) or self.engine.errors.is_lost(error)
 
     @contextmanager
     def locked(self, name: str) -> Iterator[None]:
         """Hold a named lock of the server. For declaring tables only: it dies with the session."""
-        take, give_back = self.engine.lock(name)
+        take, give_back = self.engine.connection.lock(name)
         self.execute(take)
         try:
             yield
@@ -240,7 +236,7 @@ def connected() -> Any:
 
 
 def _explanation(error: Exception, backend: str, server: str, user: str) -> str | None:
-    kind = engine_for(backend).diagnose(error)
+    kind = engine_for(backend).errors.diagnose(error)
     if isinstance(error, AccessError) or kind == "access":
         return (
             f"the user {user!r} lacks a privilege ({_first_line(error)}). It takes SELECT, INSERT, UPDATE and "

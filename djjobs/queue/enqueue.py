@@ -21,6 +21,7 @@ from .database import portions
 from .identity import process_id
 from .keys import Keys
 from .native import rehash_legacy_rows
+from .policy import has_hook
 from .queue import Queue
 from .tables import RUN_NAME_LENGTH
 
@@ -93,7 +94,7 @@ def schedule(
 
 def is_scheduling(queue: Queue, table_name: str) -> bool:
     """Whether somebody is scheduling this table right now."""
-    return bool(queue.ask(queue.engine.is_scheduling, table=table_name))
+    return bool(queue.ask(queue.engine.control.is_scheduling, table=table_name))
 
 
 def insert_new(queue: Queue, keys: Keys, status: str, priority: int, few: bool = False, automatic: bool = False) -> int:
@@ -113,14 +114,14 @@ def insert_few(queue: Queue, keys: Keys, priority: int) -> int:
 
     They are a run of their own only if that means something.
     """
-    if any(keys.table._has_hook(name) for name in ("prepare_run", "finish_run")):
+    if any(has_hook(keys.table, name) for name in ("prepare_run", "finish_run")):
         return _NewRun(queue, keys, "", None, few=True, automatic=True).fill(priority).count
     return insert_new(queue, keys, "scheduled", priority, few=True, automatic=True)
 
 
 def _note_automatic(queue: Queue, keys: Keys) -> None:
     """Afterwards: whoever takes the jobs along forgets the note first, so that none is overlooked for good."""
-    queue.change(queue.engine.note_automatic, table=keys.table.table_name)
+    queue.change(queue.engine.control.note_automatic, table=keys.table.table_name)
 
 
 def _insert_sql(queue: Queue, keys: Keys, status: str, due_time: DueTime, few: bool, careful: bool) -> str:
@@ -133,15 +134,15 @@ def _insert_sql(queue: Queue, keys: Keys, status: str, due_time: DueTime, few: b
     read_back = "" if careful else keys.read_back_sql("queued")
     new_keys = _new_by_value(queue, keys, read_back) if read_back else _new_by_hash(queue, keys, few)
     return queue.sql(
-        engine.schedule_new,
+        engine.enqueue.schedule_new,
         new_keys=new_keys.sql,
         hash=new_keys.hash,
-        json=engine.json(new_keys.json),
+        json=engine.dialect.json(new_keys.json),
         status=f"'{status}'",
         due=due,
         turn=turn,
-        microseconds=engine.microseconds(new_keys.place),
-        or_skip_queued=engine.or_skip["table_name"] if careful else "",
+        microseconds=engine.dialect.microseconds(new_keys.place),
+        or_skip_queued=engine.dialect.or_skip["table_name"] if careful else "",
     )
 
 
@@ -158,22 +159,22 @@ class _NewKeys:
 def _new_by_hash(queue: Queue, keys: Keys, few: bool) -> _NewKeys:
     engine = queue.engine
     sql = queue.sql(
-        engine.new_by_hash,
+        engine.enqueue.new_by_hash,
         source=keys.source_sql,
         target=keys.target.full_table_name,
         same_key=keys.same_key_sql,
         hash=keys.hash_sql("source"),
-        numbered=engine.numbered.format(order=keys.order_sql("source")),
-        queued_here=engine.these_queued if keys.restricted else engine.all_queued,
-        one_by_one=engine.one_by_one if few else "",
+        numbered=engine.enqueue.numbered.format(order=keys.order_sql("source")),
+        queued_here=engine.enqueue.these_queued if keys.restricted else engine.enqueue.all_queued,
+        one_by_one=engine.enqueue.one_by_one if few else "",
     )
-    place = engine.place.format(order=keys.order_sql("todo"))
+    place = engine.enqueue.place.format(order=keys.order_sql("todo"))
     return _NewKeys(sql, "todo._hash", keys.json_sql("todo"), place)
 
 
 def _new_by_value(queue: Queue, keys: Keys, read_back: str) -> _NewKeys:
     sql = queue.sql(
-        queue.engine.new_by_value,
+        queue.engine.enqueue.new_by_value,
         source=keys.source_sql,
         target=keys.target.full_table_name,
         same_key=keys.same_key_sql,
@@ -181,7 +182,7 @@ def _new_by_value(queue: Queue, keys: Keys, read_back: str) -> _NewKeys:
         columns=keys.order_sql("source"),
         read_back=read_back,
     )
-    return _NewKeys(sql, queue.engine.hash("todo._json"), "todo._json", "todo._place")
+    return _NewKeys(sql, queue.engine.dialect.hash("todo._json"), "todo._json", "todo._place")
 
 
 class _NewRun:
@@ -217,7 +218,7 @@ class _NewRun:
         queue = self._queue
         if self._tried:
             # The commit may have got through, though the server's answer did not.
-            row = queue.execute(queue.engine.total_of_run, run=self._run_id).fetchone()
+            row = queue.execute(queue.engine.runs.total_of_run, run=self._run_id).fetchone()
             if row is not None:
                 return row[0]
         self._tried = True
@@ -227,7 +228,7 @@ class _NewRun:
             # Others have put some of the keys into the queue since the statement began, or it holds keys that do not
             # fit the table and cannot be read back: one of that name had others before.
             overtaken = isinstance(error, DuplicateError)
-            unread = queue.engine.diagnose(error) == "query" and self._keys.read_back_sql("queued")
+            unread = queue.engine.errors.diagnose(error) == "query" and self._keys.read_back_sql("queued")
             if self._careful or not (overtaken or unread):
                 raise
             self._careful = True
@@ -237,8 +238,8 @@ class _NewRun:
         queue = self._queue
         insert = _insert_sql(queue, self._keys, "scheduled", self._due_time, self._few, self._careful)
         with queue.db.transaction():
-            if queue.engine.room_to_compare and not self._few:
-                queue.db.execute(queue.engine.room_to_compare)
+            if queue.engine.enqueue.room_to_compare and not self._few:
+                queue.db.execute(queue.engine.enqueue.room_to_compare)
             count = self._move_here(("error", "ignore", "cancelled")) if force else 0
             count += self._take_along(priority) if take_along else 0
             count += queue.db.execute(insert, **self._parameters, priority=priority).rowcount
@@ -250,31 +251,31 @@ class _NewRun:
         """Put back jobs of these statuses; they leave the runs that they were in."""
         queue, engine, chosen = self._queue, self._queue.engine, self._keys.chosen_sql
         parameters = {**self._parameters, "statuses": statuses}
-        leaving = queue.db.execute(queue.sql(engine.count_leaving, chosen=chosen), **parameters).fetchall()
+        leaving = queue.db.execute(queue.sql(engine.runs.count_leaving, chosen=chosen), **parameters).fetchall()
         self._leave_runs(dict(leaving))
         due, turn = _due_and_turn(queue, self._due_time, "priority")
-        changes = queue.sql(engine.put_back_in_run, due=due, turn=turn)
-        sql = queue.sql(engine.change_chosen, changes=changes, chosen=chosen, also="")
+        changes = queue.sql(engine.jobs.put_back_in_run, due=due, turn=turn)
+        sql = queue.sql(engine.jobs.change_chosen, changes=changes, chosen=chosen, also="")
         return queue.db.execute(sql, **parameters).rowcount
 
     def _take_along(self, priority: int) -> int:
         """Let jobs that events have put there, and that nobody has begun, be part of this run; return how many."""
         queue, engine, join = self._queue, self._queue.engine, ""
-        if not queue.execute(engine.may_be_automatic, **self._parameters).fetchone():
+        if not queue.execute(engine.control.may_be_automatic, **self._parameters).fetchone():
             return 0
         if self._keys.restricted:
-            join = queue.sql(engine.join_chosen, chosen=self._keys.chosen_sql)
+            join = queue.sql(engine.jobs.join_chosen, chosen=self._keys.chosen_sql)
         else:
-            queue.execute(engine.forget_automatic, **self._parameters)
-        find = queue.sql(engine.find_automatic, join_chosen=join)
+            queue.execute(engine.control.forget_automatic, **self._parameters)
+        find = queue.sql(engine.enqueue.find_automatic, join_chosen=join)
         hashes = [key_hash for (key_hash,) in queue.db.execute(find, **self._parameters).fetchall()]
         due, turn = _due_and_turn(queue, self._due_time, "%(priority)s")
         later = "" if self._due_time is None else f", due_time = {due}"
-        changes = queue.sql(engine.take_along, turn=turn, due=later)
-        change = queue.sql(engine.change_these, changes=changes, also="")
+        changes = queue.sql(engine.enqueue.take_along, turn=turn, due=later)
+        change = queue.sql(engine.jobs.change_these, changes=changes, also="")
         count = 0
         for portion in portions(hashes):
-            locked = queue.execute(engine.lock_automatic, **self._parameters, hashes=portion).fetchall()
+            locked = queue.execute(engine.enqueue.lock_automatic, **self._parameters, hashes=portion).fetchall()
             if not locked:
                 continue
             self._leave_runs(Counter(run_id for _, run_id in locked if run_id is not None))
@@ -286,8 +287,8 @@ class _NewRun:
         """So many jobs leave each of these runs."""
         queue, engine = self._queue, self._queue.engine
         for run_id, count in leaving.items():
-            queue.execute(engine.shrink_run, run=run_id, count=count)
-            queue.execute(engine.end_empty_run, run=run_id)
+            queue.execute(engine.runs.shrink_run, run=run_id, count=count)
+            queue.execute(engine.runs.end_empty_run, run=run_id)
 
     def _add(self, count: int) -> None:
         due, _ = _due_and_turn(self._queue, self._due_time, "priority")
@@ -295,9 +296,9 @@ class _NewRun:
             "name": self._name,
             "restriction": self._keys.restriction_text,
             "total": count,
-            "finish": int(bool(count) and self._keys.table._has_hook("finish_run")),
+            "finish": int(bool(count) and has_hook(self._keys.table, "finish_run")),
         }
-        self._queue.db.execute(self._queue.sql(self._queue.engine.add_run, due=due), **self._parameters, **about)
+        self._queue.db.execute(self._queue.sql(self._queue.engine.runs.add_run, due=due), **self._parameters, **about)
 
 
 def put_back(queue: Queue, keys: Keys, statuses: tuple[str, ...]) -> int:
@@ -314,9 +315,9 @@ def _put_back(queue: Queue, keys: Keys, statuses: tuple[str, ...], chosen: str) 
     """Their runs go on, and begin to if they were called off."""
     engine, parameters = queue.engine, {"table": keys.table.table_name, "statuses": statuses}
     due, turn = _due_and_turn(queue, None, "priority")
-    reopen = queue.sql(engine.reopen_runs, chosen=chosen)
-    changes = queue.sql(engine.put_back, due=due, turn=turn)
-    change = queue.sql(engine.change_chosen, changes=changes, chosen=chosen, also="")
+    reopen = queue.sql(engine.runs.reopen_runs, chosen=chosen)
+    changes = queue.sql(engine.jobs.put_back, due=due, turn=turn)
+    change = queue.sql(engine.jobs.change_chosen, changes=changes, chosen=chosen, also="")
 
     def attempt() -> int:
         with queue.db.transaction():
@@ -331,8 +332,8 @@ def _put_back(queue: Queue, keys: Keys, statuses: tuple[str, ...], chosen: str) 
 
 def set_status(queue: Queue, table_name: str, chosen: str, statuses: tuple[str, ...], status: str) -> int:
     """Give the chosen jobs of these statuses another one."""
-    changes = queue.sql(queue.engine.set_status, status=status)
-    change = queue.sql(queue.engine.change_chosen, changes=changes, chosen=chosen, also="")
+    changes = queue.sql(queue.engine.jobs.set_status, status=status)
+    change = queue.sql(queue.engine.jobs.change_chosen, changes=changes, chosen=chosen, also="")
     changed = queue.db.change(change, table=table_name, statuses=statuses)
     if changed:
         queue.announce()
@@ -343,12 +344,12 @@ def _due_and_turn(queue: Queue, due_time: DueTime, priority: str) -> tuple[str, 
     """SQL of when a job is due, and of its place in line: none while it waits for a time to come."""
     engine = queue.engine
     if due_time is None:
-        return engine.now, priority
+        return engine.dialect.now, priority
     if isinstance(due_time, datetime.timedelta):
-        due = f"{engine.now} + {engine.seconds('%(due_time)s')}"
+        due = f"{engine.dialect.now} + {engine.dialect.seconds('%(due_time)s')}"
     else:
-        due = engine.moment("%(due_time)s")
-    return due, f"CASE WHEN {due} <= {engine.now} THEN {priority} END"
+        due = engine.dialect.moment("%(due_time)s")
+    return due, f"CASE WHEN {due} <= {engine.dialect.now} THEN {priority} END"
 
 
 def _due_parameter(due_time: DueTime, label: str) -> Any:
@@ -396,12 +397,12 @@ def _turn_to_schedule(queue: Queue, table_name: str, scope: str, interval: float
         yield True
     except BaseException:
         # A scheduling that failed was no scheduling: the next one need not wait, and a new scope is forgotten.
-        queue.change(engine.forget_scope, **parameters)
-        queue.change(engine.abandon_scheduling, **parameters)
+        queue.change(engine.control.forget_scope, **parameters)
+        queue.change(engine.control.abandon_scheduling, **parameters)
         raise
-    queue.change(engine.end_scheduling, **parameters)
+    queue.change(engine.control.end_scheduling, **parameters)
     if scope != _ALL:
-        forget = queue.sql(engine.forget_scopes, interval=engine.seconds("%(interval)s"))
+        forget = queue.sql(engine.control.forget_scopes, interval=engine.dialect.seconds("%(interval)s"))
         queue.db.change(forget, table=table_name, interval=_REMEMBERED)
 
 
@@ -410,15 +411,19 @@ def _begin(queue: Queue, scope: str, parameters: dict[str, Any], interval: float
     # Looking first keeps the many that come too early from writing.
     is_scheduled = _is_scheduled(queue, table_name, scope, interval)
     if is_scheduled is None:
-        queue.change(engine.add_scope, table=table_name, scope=scope)
+        queue.change(engine.control.add_scope, table=table_name, scope=scope)
     if is_scheduled and interval:
         return False
-    begin = queue.sql(engine.begin_scheduling, mark=engine.seconds("%(mark)s"), interval=engine.seconds("%(interval)s"))
+    begin = queue.sql(
+        engine.control.begin_scheduling,
+        mark=engine.dialect.seconds("%(mark)s"),
+        interval=engine.dialect.seconds("%(interval)s"),
+    )
     return bool(queue.db.change(begin, **parameters, interval=interval, mark=settings.scheduling_timeout))
 
 
 def _is_scheduled(queue: Queue, table_name: str, scope: str, interval: float) -> bool | None:
     """Whether a scheduling of this scope runs or is recent; None if there never was one."""
-    sql = queue.sql(queue.engine.is_scheduled, interval=queue.engine.seconds("%(interval)s"))
+    sql = queue.sql(queue.engine.control.is_scheduled, interval=queue.engine.dialect.seconds("%(interval)s"))
     row = queue.db.execute(sql, table=table_name, scope=scope, interval=interval).fetchone()
     return None if row is None else bool(row[0])

@@ -12,7 +12,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from ..dj.compat import pack
+from ..dj.blobs import pack
+from ..dj.connection import before_commit
 from ..errors import JobCancelled, JobTimeout, LeaseLost
 from ..interrupt import Stop
 from .claim import Job
@@ -52,12 +53,14 @@ class Finisher:
         The keys of the table.
     keep_completed : bool
         Whether a finished job stays as `success` or goes.
+    policy : Policy, optional
+        What the table says about its jobs. Defaults to what its class attributes say.
     """
 
-    def __init__(self, queue: Queue, keys: Keys, keep_completed: bool) -> None:
+    def __init__(self, queue: Queue, keys: Keys, keep_completed: bool, policy: Policy | None = None) -> None:
         self.queue, self._table, self._keep = queue, keys.table, keep_completed
         self.keys, self.name, self.table_name = keys, type(keys.table).__name__, keys.table.table_name
-        self.policy = Policy.of(keys.table, keys.label)
+        self.policy = policy or Policy.of(keys.table, keys.label)
         self._committing: Job | None = None
 
     def on(self, queue: Queue) -> Finisher:
@@ -69,7 +72,9 @@ class Finisher:
     def claimed(self, worker_id: str, key_hash: str, claim: int) -> Job | None:
         """The claimed job with this token, if there is still one."""
         token = {"table": self.table_name, "key_hash": key_hash, "worker": worker_id, "claim": claim}
-        row = self.queue.db.retry(lambda: self.queue.execute(self.queue.engine.claimed_key, **token).fetchone())
+        row = self.queue.db.retry(
+            lambda: self.queue.execute(self.queue.engine.attempts.claimed_key, **token).fetchone()
+        )
         return row and Job(key_hash, self.keys.decode(row[0]), row[1], row[2], worker_id, claim)
 
     # -- success ---------------------------------------------------------------------------------------
@@ -78,25 +83,19 @@ class Finisher:
     def with_commit(self, job: Job, elapsed: Callable[[], float], stop: Stop) -> Iterator[None]:
         """Complete the job in the very transaction that DataJoint commits meanwhile.
 
-        Plain and three-part make both end in `commit_transaction`. If the job is no longer ours, or
-        was called off, the transaction must not be committed at all. From here on it is too late to interrupt.
+        If the job is no longer ours, or was called off, the transaction must not be committed at all. From here on
+        it is too late to interrupt.
         """
-        connection = self._table.connection
-        commit = connection.commit_transaction
 
-        def complete_and_commit() -> None:
+        def complete() -> None:
             stop.end_interruptible()
             if not self._complete(job, elapsed()):
                 self.queue.db.roll_back()
                 raise self._why_not(job)
             self._committing = job
-            commit()
 
-        connection.commit_transaction = complete_and_commit
-        try:
+        with before_commit(self._table.connection, complete):
             yield
-        finally:
-            del connection.commit_transaction
 
     def already_done(self, job: Job) -> None:
         """The key was in the target before make() was called."""
@@ -115,9 +114,9 @@ class Finisher:
     def _complete(self, job: Job, duration: float | None) -> bool:
         engine = self.queue.engine
         if not self._keep:
-            return self.queue.execute(engine.complete, **self._token(job)).rowcount == 1
+            return self.queue.execute(engine.attempts.complete, **self._token(job)).rowcount == 1
         parameters = {**self._token(job), "duration": duration, "metadata": self._metadata()}
-        return self.queue.execute(engine.complete_and_keep, **parameters).rowcount == 1
+        return self.queue.execute(engine.attempts.complete_and_keep, **parameters).rowcount == 1
 
     # -- failure ---------------------------------------------------------------------------------------
 
@@ -163,7 +162,7 @@ class Finisher:
     ) -> str | None:
         def end() -> str | None:
             with self.queue.db.transaction():
-                statement = self.queue.engine.look_at_dead_claim
+                statement = self.queue.engine.attempts.look_at_dead_claim
                 row = self.queue.execute(statement, **self._token(job)).fetchone() if is_dead() else None
                 return None if row is None else self._end_attempt(job, failure, row, wait_after, self._is_made)
 
@@ -171,7 +170,7 @@ class Finisher:
 
     def _fail(self, job: Job, failure: Failure, wait: float | None, is_made: Callable[[Job], bool]) -> str:
         with self.queue.db.transaction():
-            row = self.queue.execute(self.queue.engine.look_at_claim, **self._token(job)).fetchone()
+            row = self.queue.execute(self.queue.engine.attempts.look_at_claim, **self._token(job)).fetchone()
             if row is None:
                 raise self._lost(job)
             return self._end_attempt(job, failure, row, lambda _attempts: wait, is_made)
@@ -188,7 +187,7 @@ class Finisher:
         queue, engine, token = self.queue, self.queue.engine, self._token(job)
         used_up, stored, cancel_request, now = row
         if cancel_request:
-            queue.execute(engine.cancel_claimed, **token)
+            queue.execute(engine.attempts.cancel_claimed, **token)
             return "cancelled"
         if failure.kind != "timeout" and is_made(job):
             self._complete(job, None)
@@ -198,10 +197,10 @@ class Finisher:
         wait = wait_after(attempts[-(used_up + 1) :])
         parameters = {**token, **self._story(failure), "attempts": json.dumps(attempts[-_ATTEMPTS_KEPT:])}
         if wait is not None:
-            again = queue.sql(engine.try_again, wait=engine.seconds("%(wait)s"))
+            again = queue.sql(engine.attempts.try_again, wait=engine.dialect.seconds("%(wait)s"))
             queue.db.execute(again, **parameters, wait=wait)
             return "scheduled"
-        queue.execute(engine.fail, **parameters)
+        queue.execute(engine.attempts.fail, **parameters)
         return "error"
 
     def _wait_after_crash(self, attempts: list[dict[str, Any]]) -> float | None:
@@ -242,7 +241,7 @@ class Finisher:
 
     def cancelled(self, job: Job) -> None:
         """The job was called off, and nothing of it is there."""
-        if not self.queue.change(self.queue.engine.cancel_claimed, **self._token(job)):
+        if not self.queue.change(self.queue.engine.attempts.cancel_claimed, **self._token(job)):
             raise self._lost(job)
 
     def insist_on(self, job: Job) -> None:
@@ -260,7 +259,7 @@ class Finisher:
     def _release(self, worker_id: str, claim: int, hashes: list[str]) -> int:
         parameters = {"table": self.table_name, "hashes": tuple(hashes), "worker": worker_id, "claim": claim}
         released = 0
-        for statement in self.queue.engine.release:
+        for statement in self.queue.engine.attempts.release:
             if released < len(hashes):
                 released += self.queue.change(statement, **parameters)
         return released
@@ -287,7 +286,7 @@ class Finisher:
     def _request_about(self, job: Job) -> str | None:
         """What a job was asked, which may be nothing; None if it is no longer ours."""
         with self.queue.db.transaction():
-            row = self.queue.execute(self.queue.engine.look_at_claim, **self._token(job)).fetchone()
+            row = self.queue.execute(self.queue.engine.attempts.look_at_claim, **self._token(job)).fetchone()
         return None if row is None else row[2]
 
     def _lost(self, job: Job) -> LeaseLost:
@@ -304,16 +303,18 @@ def release_slot(queue: Queue, tables: Sequence[str], worker_id: str, slot: int,
     """
     first, last = claims_of(slot)
     engine, whose = queue.engine, {"worker": worker_id, "first": first, "last": last}
-    runs = queue.execute(engine.find_finishing, tables=tuple(tables), **whose).fetchall()
+    runs = queue.execute(engine.hooks.find_finishing, tables=tuple(tables), **whose).fetchall()
     if runs:
-        queue.change(engine.release_finishing, runs=tuple(run_id for (run_id,) in runs), **whose)
+        queue.change(engine.hooks.release_finishing, runs=tuple(run_id for (run_id,) in runs), **whose)
     hashes: dict[str, list[str]] = {}
-    for table_name, key_hash in queue.execute(engine.find_claims_of_slot, tables=tuple(tables), but=but, **whose):
+    for table_name, key_hash in queue.execute(
+        engine.attempts.find_claims_of_slot, tables=tuple(tables), but=but, **whose
+    ):
         hashes.setdefault(table_name, []).append(key_hash)
     return sum(
         queue.change(statement, table=table_name, hashes=tuple(these), **whose)
         for table_name, these in hashes.items()
-        for statement in engine.release_slot
+        for statement in engine.attempts.release_slot
     )
 
 

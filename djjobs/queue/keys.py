@@ -10,9 +10,9 @@ from contextlib import contextmanager
 from typing import Any
 
 from datajoint.errors import DataJointError
-from datajoint.expression import QueryExpression
 
 from ..dj.compat import datajoint_api
+from ..dj.tables import QueryExpression, keys_of
 from ..errors import DjJobsError
 from ..sql import Engine
 from .tables import RESTRICTION_LENGTH
@@ -119,7 +119,7 @@ class Keys:
                 f"{self.label} is restricted. Call the method on the table itself and pass the conditions as arguments."
             )
         with self.understood():
-            return self.table._jobs_to_do(tuple(self._on_keys))
+            return keys_of(self.table, tuple(self._on_keys))
 
     @contextmanager
     def understood(self) -> Iterator[None]:
@@ -155,17 +155,19 @@ class Keys:
         return sql
 
     def json_sql(self, alias: str) -> str:
-        return self.engine.json_text({name: (self._column(alias, name), self._kinds[name]) for name in self.attributes})
+        return self.engine.dialect.json_text(
+            {name: (self._column(alias, name), self._kinds[name]) for name in self.attributes}
+        )
 
     def _column(self, alias: str, name: str) -> str:
         """A key attribute, in the target's type: a key_source may compute it in another, and hash differently."""
         column, kind, wanted = f"{alias}.{self._quote(name)}", self._kinds[name], self.attributes[name].type
         if self.query.heading[name].type == wanted or alias == "target":
             return column
-        return self.engine.in_type(column, kind, wanted)
+        return self.engine.dialect.in_type(column, kind, wanted)
 
     def hash_sql(self, alias: str) -> str:
-        return self.engine.hash(self.json_sql(alias))
+        return self.engine.dialect.hash(self.json_sql(alias))
 
     @property
     def chosen_sql(self) -> str:
@@ -206,21 +208,27 @@ class Keys:
         """
         if self.restricted:
             return ""
-        json = f"{alias}.{self.engine.key}"
-        columns = [self.engine.read_back(json, name, attribute.type) for name, attribute in self.attributes.items()]
+        json = f"{alias}.{self.engine.dialect.key}"
+        columns = [
+            self.engine.dialect.read_back(json, name, attribute.type) for name, attribute in self.attributes.items()
+        ]
         return ", ".join(columns) if all(columns) else ""
 
     def columns_sql(self, queue: Any) -> list[str]:
         """The attributes of the key of a job, out of its JSON, as the columns of the target would be."""
         place = {"schema": self.target.database, "table": self.target.table_name}
-        rows = queue.db.execute(self.engine.column_types, full_name=self.target.full_table_name, **place).fetchall()
+        rows = queue.db.execute(
+            self.engine.tables.column_types, full_name=self.target.full_table_name, **place
+        ).fetchall()
         declared = {name: tuple(rest) for name, *rest in rows}
         if not declared:
             raise DjJobsError(
                 f"The table of {self.label} is not in the database. Declare it, or look at djjobs.jobs(schema)."
             )
         return [
-            self.engine.key_column(self.engine.key, name, self._kinds[name], attribute.type, declared[name])
+            self.engine.dialect.key_column(
+                self.engine.dialect.key, name, self._kinds[name], attribute.type, declared[name]
+            )
             for name, attribute in self.attributes.items()
         ]
 
@@ -242,7 +250,7 @@ class Keys:
         if kind == "uuid":
             # On PostgreSQL only the table that declares the attribute knows it to be one.
             return uuid.UUID(value)
-        value = self.engine.to_driver(kind, value)
+        value = self.engine.dialect.to_driver(kind, value)
         return datajoint_api.decode(self.attributes[name], value, self.table.connection)
 
     # -- checks --------------------------------------------------------------------------------------

@@ -7,6 +7,7 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 
 from ..settings import settings
+from ..telemetry import emit
 from .claim import Job
 from .finish import Failure, Finisher
 from .identity import cluster_job
@@ -42,34 +43,34 @@ class Registration:
         """Show that the worker is alive; enter it if it is not there, or no longer."""
         queue, engine = self._queue, self._queue.engine
         parameters = {"worker": self._worker_id, "lease": settings.lease, "state": self.state}
-        if queue.execute(engine.beat, **parameters).rowcount:
+        if queue.execute(engine.workers.beat, **parameters).rowcount:
             return
-        forget = queue.sql(engine.forget_workers, interval=engine.seconds("%(seconds)s"))
+        forget = queue.sql(engine.workers.forget_workers, interval=engine.dialect.seconds("%(seconds)s"))
         queue.db.execute(forget, seconds=_REMEMBERED)
         who = {name: value for name, value in queue.signature().items() if name != "connection_id"}
         about = {"slots": self._slots, "tables": json.dumps(self._tables), "cluster_job": cluster_job()}
-        queue.execute(engine.enter_worker, **parameters, **who, **about)
+        queue.execute(engine.workers.enter_worker, **parameters, **who, **about)
 
     def leave(self) -> None:
         """The worker has given back everything and goes."""
-        self._queue.execute(self._queue.engine.leave, worker=self._worker_id)
+        self._queue.execute(self._queue.engine.workers.leave, worker=self._worker_id)
 
     def is_called(self) -> bool:
         """Whether somebody has left a request for this worker since it was asked last."""
-        row = self._queue.execute(self._queue.engine.calls_for, worker=self._worker_id).fetchone()
+        row = self._queue.execute(self._queue.engine.workers.calls_for, worker=self._worker_id).fetchone()
         calls = row[0] if row else 0
         called, self._calls = calls != self._calls, calls
         return called
 
     def requests(self) -> list[tuple[str, int, str]]:
         """The running jobs that somebody called off: hash, claim, and how."""
-        statement = self._queue.engine.cancel_requests
+        statement = self._queue.engine.workers.cancel_requests
         return list(self._queue.execute(statement, tables=self._tables, worker=self._worker_id).fetchall())
 
     def save_progress(self, table_name: str, key_hash: str, claim: int, progress: str) -> None:
         """Let everybody see how far a running job is."""
         token = {"table": table_name, "key_hash": key_hash, "worker": self._worker_id, "claim": claim}
-        self._queue.change(self._queue.engine.save_progress, progress=progress, **token)
+        self._queue.change(self._queue.engine.attempts.save_progress, progress=progress, **token)
 
 
 def recover(
@@ -96,9 +97,13 @@ def recover(
         SQL of what else must be known of a worker that is taken for dead. Defaults to nothing.
     """
     engine = queue.engine
-    leases = {"lease": engine.seconds("%(lease)s"), "own_lease": engine.seconds("worker.lease"), "surely": surely}
-    find = queue.sql(engine.find_dead_claims, **leases, join_chosen=join_chosen)
-    is_dead = queue.sql(engine.is_dead, own_lease=engine.seconds("lease"))
+    leases = {
+        "lease": engine.dialect.seconds("%(lease)s"),
+        "own_lease": engine.dialect.seconds("worker.lease"),
+        "surely": surely,
+    }
+    find = queue.sql(engine.workers.find_dead_claims, **leases, join_chosen=join_chosen)
+    is_dead = queue.sql(engine.workers.is_dead, own_lease=engine.dialect.seconds("lease"))
     rows = queue.db.execute(find, tables=tuple(finishers), lease=settings.lease).fetchall()
     recovered = 0
     for table_name, key_hash, key, attempt, priority, worker_id, claim, host, pid in rows:
@@ -113,9 +118,9 @@ def recover(
         outcome = finisher.crashed(job, Failure("crash", story, host=host, pid=pid), dead)
         if outcome is not None:
             recovered += 1
-            logger.warning("%s %s: %s It is %s now.", finisher.name, job.key, story, outcome)
+            emit("job recovered", finisher.name, job.key, attempt=attempt + 1, message=story, status=outcome)
         between()
-    queue.db.execute(queue.sql(engine.bury_workers, own_lease=engine.seconds("lease")))
+    queue.db.execute(queue.sql(engine.workers.mark_dead, own_lease=engine.dialect.seconds("lease")))
     return recovered
 
 
@@ -126,14 +131,16 @@ def recover_once(queue: Queue, finishers: Mapping[str, Finisher], join_chosen: s
     """
     engine = queue.engine
     # MySQL says it in whole seconds, which may be one too many.
-    uptime = engine.seconds(str(float(queue.execute(engine.uptime).fetchone()[1]) - 1))
-    queue.db.execute(queue.sql(engine.miss_workers, own_lease=engine.seconds("lease"), uptime=uptime))
-    surely = queue.sql(engine.was_surely_missed, own_lease=engine.seconds("worker.lease"), uptime=uptime)
+    uptime = engine.dialect.seconds(str(float(queue.execute(engine.workers.uptime).fetchone()[1]) - 1))
+    queue.db.execute(queue.sql(engine.workers.miss_workers, own_lease=engine.dialect.seconds("lease"), uptime=uptime))
+    surely = queue.sql(
+        engine.workers.was_surely_missed, own_lease=engine.dialect.seconds("worker.lease"), uptime=uptime
+    )
     return recover(queue, finishers, join_chosen=join_chosen, surely=surely)
 
 
 def is_looked_after(queue: Queue, table_name: str) -> bool:
     """Whether a worker is alive that recovers the jobs of this table."""
-    living = queue.sql(queue.engine.tables_of_the_living, own_lease=queue.engine.seconds("lease"))
+    living = queue.sql(queue.engine.workers.tables_of_the_living, own_lease=queue.engine.dialect.seconds("lease"))
     lists = [tables or [] for (tables,) in queue.db.execute(living).fetchall()]
     return any(table_name in (json.loads(tables) if isinstance(tables, str) else tables) for tables in lists)

@@ -7,7 +7,9 @@ from typing import Any
 
 import datajoint as dj
 
-from ..dj.compat import datajoint_api, key_json, unpack
+from ..dj.blobs import key_json, unpack
+from ..dj.compat import datajoint_api
+from ..dj.tables import declared_database
 from ..errors import DjJobsError
 from .database import explained
 from .keys import Keys
@@ -92,18 +94,18 @@ def _upgrade(queue: Queue) -> int:
         return 0
     engine = queue.engine
     columns = set(queue.jobs.heading.names)
-    queue.execute(engine.lock_jobs)
+    queue.execute(engine.legacy.lock_jobs)
     try:
         if "key_json" not in columns:
-            queue.execute(engine.add_json_key)
-        rows = queue.execute(engine.legacy_keys).fetchall()
+            queue.execute(engine.legacy.add_json_key)
+        rows = queue.execute(engine.legacy.legacy_keys).fetchall()
         for table_name, key_hash, packed in rows:
-            queue.execute(engine.store_json_key, table=table_name, key_hash=key_hash, json=_as_json(packed))
+            queue.execute(engine.legacy.store_json_key, table=table_name, key_hash=key_hash, json=_as_json(packed))
         queue.db.execute(
-            queue.sql(engine.replace_legacy_columns, columns=_columns(queue, columns), comment=VERSION_MARK)
+            queue.sql(engine.legacy.replace_legacy_columns, columns=_columns(queue, columns), comment=VERSION_MARK)
         )
     finally:
-        queue.execute(engine.unlock_jobs)
+        queue.execute(engine.legacy.unlock_jobs)
     logger.info("%s: %d rows converted", queue.jobs.full_table_name, len(rows))
     return len(rows)
 
@@ -114,9 +116,9 @@ def _add_columns(queue: Queue) -> int:
     count = len(queue.jobs)
     for name, column in columns.items():
         if name not in present:
-            queue.db.execute(queue.sql(queue.engine.add_column, column=column))
+            queue.db.execute(queue.sql(queue.engine.tables.add_column, column=column))
     # At last: the comment says that all is there.
-    queue.db.execute(queue.sql(queue.engine.set_comment, comment=VERSION_MARK))
+    queue.db.execute(queue.sql(queue.engine.tables.set_comment, comment=VERSION_MARK))
     return count
 
 
@@ -151,7 +153,7 @@ def share_with_legacy_tables() -> None:
 
     def declare(connection: Any, database: str) -> None:
         # Where a table has the mixin, DataJoint must not declare its own `~jobs` first.
-        has_mixin = any(table.__dict__.get("database") == database for table in subclasses(JobsMixin))
+        has_mixin = any(declared_database(table) == database for table in subclasses(JobsMixin))
         if has_mixin and not Jobs(connection, database).is_declared:
             Queue.of(connection, database)
 

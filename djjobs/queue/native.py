@@ -28,11 +28,11 @@ def bring_native_jobs_once(queue: Queue, table: Any) -> None:
     """At the first use of a table's queue: take over what DataJoint recorded about it, and say so."""
     if table.table_name in queue.taken_over:
         return
-    if not queue.ask(queue.engine.was_taken_over, table=table.table_name):
+    if not queue.ask(queue.engine.native.was_taken_over, table=table.table_name):
         keys = Keys(table, (), queue.engine)
         # Whoever comes second waits for the end: it would else schedule what is to be ignored.
         with queue.db.locked(f"djjobs {queue.database}"):
-            was_taken_over = queue.ask(queue.engine.was_taken_over, table=table.table_name)
+            was_taken_over = queue.ask(queue.engine.native.was_taken_over, table=table.table_name)
             counts = {} if was_taken_over else take_over(queue, table.table_name, keys)
         if counts:
             logger.warning("%s: %s of DataJoint's own queue were brought along", keys.label, in_words(counts))
@@ -45,7 +45,7 @@ def take_over(queue: Queue, table_name: str, keys: Keys | None = None) -> dict[s
     rehash_legacy_rows(queue, table_name, keys)
     counts = bring_native_jobs(queue, table_name, keys)
     # At last, since nobody looks any more once this is there: what a person removes does not come back by itself.
-    queue.change(queue.engine.add_scope, table=table_name, scope="")
+    queue.change(queue.engine.control.add_scope, table=table_name, scope="")
     return counts
 
 
@@ -56,14 +56,14 @@ def rehash_legacy_rows(queue: Queue, table_name: str, keys: Keys | None = None) 
     keys of the table are known.
     """
     engine = queue.engine
-    if not engine.rehash_legacy_rows:
+    if not engine.legacy.rehash_legacy_rows:
         return
-    rehash = queue.sql(engine.rehash_legacy_rows, hash=engine.hash(engine.stored_key))
+    rehash = queue.sql(engine.legacy.rehash_legacy_rows, hash=engine.dialect.hash(engine.legacy.stored_key))
     if queue.db.change(rehash, table=table_name) and keys is not None:
-        find = queue.sql(engine.find_overtaken, made=keys.made_sql)
+        find = queue.sql(engine.jobs.find_overtaken, made=keys.made_sql)
         hashes = tuple(key_hash for (key_hash,) in queue.db.execute(find, table=table_name).fetchall())
         if hashes:
-            queue.change(engine.delete_by_hand, table=table_name, status="error", hashes=hashes)
+            queue.change(engine.by_hand.delete_by_hand, table=table_name, status="error", hashes=hashes)
 
 
 def bring_native_jobs(queue: Queue, table_name: str, keys: Keys | None = None) -> dict[str, int]:
@@ -132,16 +132,16 @@ class _Source:
     def _statement(self, theirs: str, ours: str) -> str:
         engine = self._queue.engine
         return self._queue.sql(
-            engine.bring_native,
+            engine.native.bring_native,
             native=self._native.full_table_name,
             status=ours,
-            hash=engine.hash(self._json("native")),
-            json=engine.json(self._json("job")),
-            metadata=engine.json(engine.json_text({"version": ("job.version", "text")})),
-            due=engine.utc_time("native.scheduled_time"),
-            created=engine.utc_time("native.created_time"),
-            changed=engine.utc_time("COALESCE(native.completed_time, native.created_time)"),
-            place=engine.microseconds("job._place"),
+            hash=engine.dialect.hash(self._json("native")),
+            json=engine.dialect.json(self._json("job")),
+            metadata=engine.dialect.json(engine.dialect.json_text({"version": ("job.version", "text")})),
+            due=engine.dialect.utc_time("native.scheduled_time"),
+            created=engine.dialect.utc_time("native.created_time"),
+            changed=engine.dialect.utc_time("COALESCE(native.completed_time, native.created_time)"),
+            place=engine.dialect.microseconds("job._place"),
             order=", ".join(self._column("native", name) for name in self.names),
             also=_ONLY_IF[theirs] + self._is_made if theirs in _ONLY_IF else "",
         )
@@ -149,14 +149,16 @@ class _Source:
     @property
     def _is_made(self) -> str:
         pairs = [f"{self._column('target', name)} = {self._column('native', name)}" for name in self.names]
-        return self._queue.engine.native_is_made.format(
+        return self._queue.engine.native.native_is_made.format(
             target=self._target.full_table_name, same_key=" AND ".join(pairs)
         )
 
     def _json(self, alias: str) -> str:
         """The key as `Keys` would have it."""
         kinds = {name: kind_of(self._target.heading[name], self._target.full_table_name) for name in self.names}
-        return self._queue.engine.json_text({name: (self._column(alias, name), kinds[name]) for name in self.names})
+        return self._queue.engine.dialect.json_text(
+            {name: (self._column(alias, name), kinds[name]) for name in self.names}
+        )
 
     def _column(self, alias: str, name: str) -> str:
         return f"{alias}.{datajoint_api.quote(self._queue.db.connection, name)}"

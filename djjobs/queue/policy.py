@@ -1,4 +1,4 @@
-"""What a table says about its jobs: how often to try, after which errors, how long to wait."""
+"""What a table is to the queue, and what it says about its jobs: how often to try, how long to wait, its hooks."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ import math
 import random
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol, TypeVar
 
 from ..errors import DjJobsError
 from ..settings import settings
 from .claim import Job
 
-__all__ = ["Policy", "RetryOn", "exponential"]
+__all__ = ["Policy", "QueuedTable", "RetryOn", "default_hook", "exponential", "has_hook"]
 
 logger = logging.getLogger("djjobs")
 
@@ -54,7 +54,56 @@ class exponential:
         return wait * random.uniform(1 - self.jitter, 1 + self.jitter)
 
 
+Hook = TypeVar("Hook", bound=Callable[..., Any])
+
+
+def default_hook(method: Hook) -> Hook:
+    """Mark a hook that does nothing, so that a table which does not have its own is told from one that has."""
+    method._is_default = True  # type: ignore[attr-defined]
+    return method
+
+
+def has_hook(table: Any, name: str) -> bool:
+    """Whether a table has a hook of its own."""
+    return not getattr(getattr(type(table), name), "_is_default", False)
+
+
 RetryOn = type[BaseException] | tuple[type[BaseException], ...] | Callable[[BaseException, Job], Any]
+
+
+class QueuedTable(Protocol):
+    """An instance of a class with the mixin, as the queue sees it."""
+
+    @property
+    def connection(self) -> Any: ...
+    @property
+    def database(self) -> Any: ...
+    @property
+    def table_name(self) -> str: ...
+    @property
+    def full_table_name(self) -> str: ...
+    @property
+    def heading(self) -> Any: ...
+    @property
+    def primary_key(self) -> list[str]: ...
+    @property
+    def key_source(self) -> Any: ...
+    @property
+    def restriction(self) -> Any: ...
+
+    priority: int | None
+    keep_completed: bool | None
+    max_attempts: int | None
+    retry_on: RetryOn
+    backoff: Callable[[int], float] | float
+    timeout: float | None
+    events: bool | None
+
+    def make(self, key: dict[str, Any]) -> Any: ...
+    def on_cancel(self, key: dict[str, Any]) -> None: ...
+    def before_delete(self, job: dict[str, Any]) -> None: ...
+    def prepare_run(self, run: Any) -> Any: ...
+    def finish_run(self, run: Any) -> Any: ...
 
 
 @dataclass(frozen=True)

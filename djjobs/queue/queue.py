@@ -9,6 +9,7 @@ import platform
 from typing import Any
 
 from ..dj.compat import AccessError, datajoint_api
+from ..dj.connection import keep_with, kept_with
 from ..errors import DjJobsError
 from ..settings import settings
 from .database import Database, explained
@@ -59,8 +60,7 @@ class Queue:
     def of(cls, connection: Any, database: str) -> Queue:
         """The queue of a schema, declared if it is not there yet."""
         settings.insist_on_environment()
-        # DataJoint's connections compare by value and cannot be keys of a dictionary.
-        queues = connection.__dict__.setdefault("_djjobs_queues", {})
+        queues: dict[str, Queue] = kept_with(connection, "queues") or keep_with(connection, "queues", {})
         queue = queues.get(database)
         with explained(connection, f"`{database}`.`~jobs`", "use the queue"):
             # The schema may have been dropped since, and somebody may just be declaring its new queue.
@@ -87,7 +87,7 @@ class Queue:
     def _find_tables(self) -> dict[str, str]:
         """Those of the queue's tables that are there at this moment, with their comments."""
         names = tuple(table._name for table in self._tables.values())
-        return dict(self.db.execute(self.engine.find_tables, schema=self.database, names=names).fetchall())
+        return dict(self.db.execute(self.engine.tables.find_tables, schema=self.database, names=names).fetchall())
 
     def _declare(self) -> None:
         found = self._find_tables()
@@ -112,14 +112,14 @@ class Queue:
         self.jobs = Jobs(self.db.connection, self.database)
         self.jobs.declare()
         columns = ", ".join(f"MODIFY {column}" for column in job_columns(self.db.connection, self.engine).values())
-        self.db.execute(self.sql(self.engine.after_declare, modify_columns=columns, comment=VERSION_MARK))
+        self.db.execute(self.sql(self.engine.tables.after_declare, modify_columns=columns, comment=VERSION_MARK))
         self.jobs = Jobs(self.db.connection, self.database)
 
     def declare(self, table: QueueTable) -> None:
         """Declare a table that belongs to the queue and has texts of any language."""
         table.declare()
-        if self.engine.any_language:
-            self.db.execute(self.sql(self.engine.any_language, table=table.full_table_name))
+        if self.engine.tables.any_language:
+            self.db.execute(self.sql(self.engine.tables.any_language, table=table.full_table_name))
 
     def _insist_on_version(self) -> None:
         if version_of(self.jobs) == "current":
@@ -144,7 +144,7 @@ class Queue:
 
     def insist_on_write_access(self, label: str) -> None:
         """Raise if the user may only look."""
-        may_write = self.engine.may_write
+        may_write = self.engine.tables.may_write
         if may_write and not self.db.execute(may_write, jobs=self.jobs.full_table_name).fetchone()[0]:
             raise AccessError(f"no INSERT and UPDATE on the queue of {label}")
 
@@ -178,17 +178,17 @@ class Queue:
 
     def announce(self) -> None:
         """Tell idle workers that there is something to do, where the engine can."""
-        if self.engine.notify:
-            self.db.execute(self.engine.notify, schema=self.database)
+        if self.engine.workers.notify:
+            self.db.execute(self.engine.workers.notify, schema=self.database)
 
     def has_grown(self, count: int) -> None:
         """So many jobs have come at once: let the engine look at them, if it would plan as if they were not there."""
         engine, jobs = self.engine, self.jobs.full_table_name
-        if count < _MANY or not engine.underestimates:
+        if count < _MANY or not engine.enqueue.underestimates:
             return
         try:
-            if self.db.execute(engine.underestimates, jobs=jobs, count=count).fetchone()[0]:
-                self.execute(engine.look_at_queue)
+            if self.db.execute(engine.enqueue.underestimates, jobs=jobs, count=count).fetchone()[0]:
+                self.execute(engine.enqueue.look_at_queue)
         except Exception as error:
             logger.warning("%s: the server could not look at its new jobs; it will by itself: %s", jobs, error)
 

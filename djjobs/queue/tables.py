@@ -10,11 +10,9 @@ from typing import Any
 
 import numpy as np
 from datajoint import AndList, Not
-from datajoint.heading import Heading
-from datajoint.preview import preview, repr_html
-from datajoint.table import Table
 
 from ..dj.compat import datajoint_api
+from ..dj.tables import Table, change_attribute, preview, repr_html, set_up
 from ..errors import DjJobsError
 from ..sql import Engine, engine_for
 
@@ -105,7 +103,7 @@ def job_columns(connection: Any, engine: Engine) -> dict[str, str]:
         assert match is not None
         name, text_type = match.groups()
         if text_type:
-            character_set = engine.ascii if name in ASCII_COLUMNS else engine.unicode
+            character_set = engine.tables.ascii if name in ASCII_COLUMNS else engine.tables.unicode
             column = f"{column[: match.end()]} {character_set}{column[match.end() :]}"
         columns[name] = column
     return columns
@@ -117,12 +115,7 @@ class QueueTable(Table):
     _name: str
 
     def __init__(self, connection: Any, database: str) -> None:
-        self.database = database
-        self._connection = connection
-        self._heading = Heading(
-            table_info={"conn": connection, "database": database, "table_name": self._name, "context": None}
-        )
-        self._support = [self.full_table_name]
+        set_up(self, connection, database, self._name)
 
     @property
     def table_name(self) -> str:
@@ -141,7 +134,7 @@ class QueueTable(Table):
         view = self.proj(...)
         for name, attribute in view.heading.attributes.items():
             if attribute.json:
-                view.heading._attributes[name] = attribute._replace(json=False, type="text")
+                change_attribute(view.heading, name, json=False, type="text")
         return view
 
     def delete(self, *_: Any, **__: Any) -> None:
@@ -188,7 +181,7 @@ class Jobs(QueueTable):
         if count and control.is_declared:
             # Their keys may be scheduled again at once.
             engine = engine_for(datajoint_api.backend(self.connection))
-            self.connection.query(engine.render(engine.forget_all_schedulings, control=control.full_table_name))
+            self.connection.query(engine.render(engine.control.forget_all_schedulings, control=control.full_table_name))
         if running:
             tell_of_running(running, f"the schema {self.database}")
         return count if get_count else None

@@ -13,7 +13,7 @@ from ..interrupt import start_thread
 from ..queue.database import Database
 from ..settings import settings
 from ..table.targets import tables_of
-from ..work.execute import describe
+from ..work.outcome import describe
 from .rows import Firing, Schedule, Timetable
 
 __all__ = ["WHAT", "carry_out", "carry_out_here"]

@@ -87,7 +87,7 @@ class Timetable:
             for table in self._tables:
                 if not table.is_declared:
                     self.queue.declare(table)
-        self._execute(db.engine.add_leader)
+        self._execute(db.engine.schedules.add_leader)
 
     @classmethod
     def if_declared(cls, connection: Any, database: str) -> Timetable | None:
@@ -102,8 +102,8 @@ class Timetable:
             "schedules": self.schedules.full_table_name,
             "firings": self.firings.full_table_name,
             "leader": self.leader.full_table_name,
-            "expiry": engine.seconds("%(expiry)s"),
-            "retention": engine.seconds("%(retention)s"),
+            "expiry": engine.dialect.seconds("%(expiry)s"),
+            "retention": engine.dialect.seconds("%(retention)s"),
             **(parts or {}),
         }
         limits = {"expiry": settings.leader_expiry, "retention": settings.retention}
@@ -114,17 +114,17 @@ class Timetable:
 
     def now(self) -> datetime.datetime:
         """The server's time, which alone counts."""
-        return self._execute(self.queue.engine.server_time).fetchone()[0]
+        return self._execute(self.queue.engine.connection.server_time).fetchone()[0]
 
     # -- schedules ---------------------------------------------------------------------------------------------
 
     def everything(self) -> list[Schedule]:
         """All schedules, in the order of their names."""
-        rows = self._execute(self.queue.engine.find_schedules).fetchall()
+        rows = self._execute(self.queue.engine.schedules.find_schedules).fetchall()
         return [Schedule.from_row(row) for row in rows]
 
     def find(self, name: str) -> Schedule | None:
-        row = self._execute(self.queue.engine.find_schedule, name=name).fetchone()
+        row = self._execute(self.queue.engine.schedules.find_schedule, name=name).fetchone()
         return row and Schedule.from_row(row)
 
     def add(self, schedule: Schedule) -> bool:
@@ -133,36 +133,36 @@ class Timetable:
         values = {"name": schedule.name, "target": schedule.target, "what": schedule.what, "every": rule.every}
         when = {"cron": rule.cron, "timezone": rule.timezone, "next": schedule.next_time}
         user = self._who()["user"]
-        return bool(self._execute(self.queue.engine.add_schedule, None, **values, **when, user=user).rowcount)
+        return bool(self._execute(self.queue.engine.schedules.add_schedule, None, **values, **when, user=user).rowcount)
 
     def remove(self, name: str) -> bool:
         """Remove a schedule, then its history; whether there was one."""
-        removed = bool(self._execute(self.queue.engine.remove_schedule, name=name).rowcount)
-        self._execute(self.queue.engine.forget_firings_of, name=name)
+        removed = bool(self._execute(self.queue.engine.schedules.remove_schedule, name=name).rowcount)
+        self._execute(self.queue.engine.schedules.forget_firings_of, name=name)
         return removed
 
     def pause(self, name: str) -> bool:
-        return bool(self._execute(self.queue.engine.pause_schedule, name=name).rowcount)
+        return bool(self._execute(self.queue.engine.schedules.pause_schedule, name=name).rowcount)
 
     def resume(self, schedule: Schedule) -> bool:
         """Let it be due again, from now on: what was due meanwhile is not made up."""
         engine, now = self.queue.engine, self.now()
         next_time = schedule.rule.following(schedule.next_time, now)
-        return bool(self._execute(engine.resume_schedule, name=schedule.name, next=next_time).rowcount)
+        return bool(self._execute(engine.schedules.resume_schedule, name=schedule.name, next=next_time).rowcount)
 
     # -- the leader ----------------------------------------------------------------------------------------------
 
     def lead(self, leader: str) -> bool:
         """Become the leader, or go on being it; whether that is so."""
-        return bool(self._execute(self.queue.engine.lead, leader=leader, **self._who()).rowcount)
+        return bool(self._execute(self.queue.engine.schedules.lead, leader=leader, **self._who()).rowcount)
 
     def resign(self, leader: str) -> None:
         """Let another take over at once."""
-        self._execute(self.queue.engine.resign, leader=leader)
+        self._execute(self.queue.engine.schedules.resign, leader=leader)
 
     def living_leader(self) -> LivingLeader | None:
         """The scheduler that leads; None if nobody is known to be alive."""
-        row = self._execute(self.queue.engine.living_leader).fetchone()
+        row = self._execute(self.queue.engine.schedules.living_leader).fetchone()
         return row and LivingLeader(f"{row[0]} (process {row[1]})", (row[2] - row[3]).total_seconds())
 
     # -- firings -------------------------------------------------------------------------------------------------
@@ -180,26 +180,26 @@ class Timetable:
             Why it was skipped; empty if it was not.
         """
         due, engine, guard = schedule.next_time, self.queue.engine, {"due": schedule.next_time, "leader": leader}
-        entered = self._execute(engine.entered_already, name=schedule.name, due=due).fetchone()[0]
+        entered = self._execute(engine.schedules.entered_already, name=schedule.name, due=due).fetchone()[0]
         if entered is not None:
             self._advance(schedule, entered, entered, guard)
             return None, ""
         firing = Firing(schedule.name, schedule.rule.latest(due, now), new_token())
         about = {**guard, "missed_since": due if firing.fire_time > due else None, "by_hand": 0}
-        mine, skipped = self._insert(firing, "running", "", engine.still_due, **about), ""
+        mine, skipped = self._insert(firing, "running", "", engine.schedules.still_due, **about), ""
         if not mine:
             why = self._why_skipped(schedule.name)
-            skipped = why if self._insert(firing, "skipped", why, engine.still_due, **about) else ""
+            skipped = why if self._insert(firing, "skipped", why, engine.schedules.still_due, **about) else ""
         self._advance(schedule, firing.fire_time, now, guard)
         return (firing if mine else None), skipped
 
     def _advance(
         self, schedule: Schedule, fire_time: datetime.datetime, now: datetime.datetime, guard: dict[str, Any]
     ) -> None:
-        parts = {"fired": self.queue.sql(self.queue.engine.fired, firings=self.firings.full_table_name)}
+        parts = {"fired": self.queue.sql(self.queue.engine.schedules.fired, firings=self.firings.full_table_name)}
         following = schedule.rule.following(schedule.next_time, now)
         token = {"name": schedule.name, "fire_time": fire_time}
-        self._execute(self.queue.engine.advance, parts, next=following, **token, **guard)
+        self._execute(self.queue.engine.schedules.advance, parts, next=following, **token, **guard)
 
     def fire_by_hand(self, name: str) -> tuple[Firing, str]:
         """An extra firing, now; and why it was skipped, if it was."""
@@ -214,18 +214,20 @@ class Timetable:
     def _insert(self, firing: Firing, state: str, outcome: str, guard: str = "", **about: Any) -> bool:
         values = {"state": state, "outcome": outcome, "running": 1 if state == "running" else None}
         parts = {"guard": guard and self.queue.sql(guard, leader=self.leader.full_table_name)}
-        inserted = self._execute(self.queue.engine.fire, parts, **firing.token, **values, **about, **self._who())
+        inserted = self._execute(
+            self.queue.engine.schedules.fire, parts, **firing.token, **values, **about, **self._who()
+        )
         return bool(inserted.rowcount)
 
     def _why_skipped(self, name: str) -> str:
-        row = self._execute(self.queue.engine.running_firing, name=name).fetchone()
+        row = self._execute(self.queue.engine.schedules.running_firing, name=name).fetchone()
         if row is None:
             return "the firing before it still ran"
         return f"the firing of {row[0]:%Y-%m-%d %H:%M:%S} UTC still ran on {row[1]} (process {row[2]})"
 
     def lost_firings(self) -> list[tuple[Firing, str]]:
         """The firings whose process was not heard of for too long, and where that was."""
-        rows = self._execute(self.queue.engine.find_lost_firings).fetchall()
+        rows = self._execute(self.queue.engine.schedules.find_lost_firings).fetchall()
         return [
             (Firing(name, fire_time, runner, attempt), f"{host} (process {pid})")
             for name, fire_time, runner, attempt, host, pid in rows
@@ -235,27 +237,27 @@ class Timetable:
         """Get a lost firing into the hands of this process; None if somebody else has it."""
         firing = Firing(lost.name, lost.fire_time, new_token(), lost.attempt + 1)
         token = {**firing.token, "lost": lost.runner, "leader": leader}
-        taken = self._execute(self.queue.engine.take_up_firing, None, **token, **self._who()).rowcount
+        taken = self._execute(self.queue.engine.schedules.take_up_firing, None, **token, **self._who()).rowcount
         return firing if taken else None
 
     def keep(self, firings: Iterable[Firing]) -> int:
         """Show that these firings run; return of how many that is still true."""
         runners = tuple(firing.runner for firing in firings)
-        return self._execute(self.queue.engine.keep_firings, runners=runners).rowcount if runners else 0
+        return self._execute(self.queue.engine.schedules.keep_firings, runners=runners).rowcount if runners else 0
 
     def end(self, firing: Firing, state: str, outcome: str) -> bool:
         """The firing is done or has failed; whether it was still this process's to say so."""
         engine, result = self.queue.engine, {"state": state, "outcome": outcome[:ERROR_MESSAGE_LENGTH]}
-        self._execute(engine.note_outcome, None, **firing.token, **result)
-        return bool(self._execute(engine.end_firing, None, **firing.token, **result).rowcount)
+        self._execute(engine.schedules.note_outcome, None, **firing.token, **result)
+        return bool(self._execute(engine.schedules.end_firing, None, **firing.token, **result).rowcount)
 
     def give_back(self, firing: Firing) -> None:
         """Let the next leader run it, at once."""
-        self._execute(self.queue.engine.give_back_firing, None, **firing.token)
+        self._execute(self.queue.engine.schedules.give_back_firing, None, **firing.token)
 
     def forget_old(self) -> None:
         """Remove the history that is older than the retention."""
-        self._execute(self.queue.engine.forget_firings)
+        self._execute(self.queue.engine.schedules.forget_firings)
 
 
 def new_token() -> str:

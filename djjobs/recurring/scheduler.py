@@ -21,8 +21,10 @@ from ..errors import DjJobsError
 from ..interrupt import Stop
 from ..queue.database import Database, explained
 from ..settings import settings
-from ..work.execute import describe
-from ..work.pool import Crew, Death, Slot, SlotLine
+from ..telemetry import emit
+from ..work.messages import Message, SlotDied, SlotEnded, SlotFailed
+from ..work.outcome import describe
+from ..work.pool import Pool, Slot, SlotChannel
 from .fire import carry_out
 from .rows import Firing, Schedule, Timetable, new_token
 
@@ -61,6 +63,14 @@ def run_scheduler(tables: Sequence[Any], once: bool = False) -> int:
     scheduler = Scheduler(tables)
     with Stop() as stop:
         return scheduler.run(stop, once)
+
+
+@dataclass(frozen=True)
+class FiringOver(Message):
+    """A firing has ended: "done", "failed" or "lost", and the outcome in words."""
+
+    state: str
+    outcome: str
 
 
 @dataclass
@@ -111,7 +121,7 @@ class Scheduler:
             _Watch(Timetable(timetable.queue.on(self._own[key])))
             for timetable, (key, _) in zip(timetables, places, strict=True)
         ]
-        self._crew = Crew(mp.get_context("fork"), self._carry_out, bound=True, pass_on=_say)
+        self._pool = Pool(mp.get_context("fork"), self._carry_out, bound=True, pass_on=_say)
         self._running: dict[int, _Running] = {}
         self._at_hand: _Running | None = None
         self._next_sign = 0.0
@@ -234,7 +244,7 @@ class Scheduler:
                 "%s is skipped: %s", schedule.name, skipped, extra={"event": "skipped", "schedule": schedule.name}
             )
         elif firing is not None:
-            _tell(logging.INFO, firing, "fired", "fired")
+            emit("schedule fired", schedule=firing.name, words=_words(firing, "fired"))
             self._start(_Running(watch.timetable, schedule, firing))
         else:
             # Fired by a leader that died then; or somebody changed it just now; or this process was asleep, and does
@@ -258,9 +268,9 @@ class Scheduler:
 
     def _start(self, running: _Running) -> None:
         self._at_hand = running
-        self._running[self._crew.hire().number] = running
+        self._running[self._pool.start_slot().number] = running
 
-    def _carry_out(self, line: SlotLine, number: int) -> None:
+    def _carry_out(self, channel: SlotChannel, number: int) -> None:
         """What a child does."""
         # Ctrl-C in a terminal reaches the whole group; it is the scheduler's to decide.
         signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -273,23 +283,23 @@ class Scheduler:
         db = self._databases[key]
         with db.patient(settings.reconnect_timeout, unless=lambda: False):
             timetable = Timetable(running.timetable.queue.on(db))
-            line.send(carry_out(timetable, running.schedule, running.firing))
+            channel.send(FiringOver(*carry_out(timetable, running.schedule, running.firing)))
 
     def _listen(self, timeout: float) -> None:
-        for slot, message in self._crew.listen(timeout):
+        for slot, message in self._pool.listen(timeout):
             running = self._running[slot.number]
-            if isinstance(message, Death):
-                self._settle(running, slot.story())
-            elif isinstance(message, BaseException):
-                self._settle(running, describe(message))
+            if isinstance(message, SlotDied):
+                self._settle(running, message.story)
+            elif isinstance(message, SlotFailed):
+                self._settle(running, describe(message.error))
             else:
                 self._hear(slot, message)
-            if message is None or isinstance(message, Death):
+            if isinstance(message, (SlotEnded, SlotDied)):
                 del self._running[slot.number]
 
-    def _hear(self, slot: Slot, message: Any) -> None:
-        if isinstance(message, tuple):
-            self._report(self._running[slot.number].firing, *message)
+    def _hear(self, slot: Slot, message: Message) -> None:
+        if isinstance(message, FiringOver):
+            self._report(self._running[slot.number].firing, message.state, message.outcome)
 
     def _report(self, firing: Firing, state: str, outcome: str) -> None:
         self._failed += state == "failed"
@@ -303,7 +313,7 @@ class Scheduler:
 
     def _end(self) -> None:
         """End the children, and let another have their firings and the lead at once."""
-        self._crew.end(_PATIENCE, self._give_back, self._hear)
+        self._pool.end(_PATIENCE, self._give_back, self._hear)
         for watch in self._watches:
             with contextlib.suppress(Exception):
                 watch.timetable.resign(self.id)
@@ -327,10 +337,10 @@ class SchedulerBeside:
 
     def __init__(self, tables: Sequence[Any]) -> None:
         self._tables = list(tables)
-        self._crew = Crew(mp.get_context("fork"), self._run, bound=True, pass_on=_say)
+        self._pool = Pool(mp.get_context("fork"), self._run, bound=True, pass_on=_say)
         self._rest, self._next_start = _FIRST_REST, 0.0
 
-    def _run(self, line: SlotLine, number: int) -> None:
+    def _run(self, channel: SlotChannel, number: int) -> None:
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         with Stop(signals=(signal.SIGTERM,)) as stop:
             for connection in {id(table.connection): table.connection for table in self._tables}.values():
@@ -339,23 +349,26 @@ class SchedulerBeside:
 
     def tick(self) -> None:
         """See that it runs, and pass on what it says."""
-        if not self._crew.slots and time.monotonic() >= self._next_start:
-            self._crew.hire()
+        if not self._pool.slots and time.monotonic() >= self._next_start:
+            self._pool.start_slot()
             self._next_start = time.monotonic() + self._rest
             self._rest = min(self._rest * 2, _LONGEST_REST)
-        for slot, message in self._crew.listen(0):
-            if isinstance(message, Death):
-                logger.error("The scheduler of this worker died: %s", slot.story(), extra={"event": "died"})
-            elif isinstance(message, BaseException):
-                logger.error("The scheduler of this worker failed: %s", describe(message), extra={"event": "died"})
+        for _, message in self._pool.listen(0):
+            if isinstance(message, SlotDied):
+                emit("slot died", story=f"The scheduler of this worker died: {message.story}")
+            elif isinstance(message, SlotFailed):
+                emit("slot died", story=f"The scheduler of this worker failed: {describe(message.error)}")
 
     def close(self) -> None:
-        self._crew.end(_PATIENCE, lambda slot: None)
+        self._pool.end(_PATIENCE, lambda slot: None)
 
 
 def _tell(level: int, firing: Firing, event: str, words: str) -> None:
-    due = f"{firing.fire_time:%Y-%m-%d %H:%M:%S} UTC"
-    logger.log(level, "%s (%s) %s", firing.name, due, words, extra={"event": event, "schedule": firing.name})
+    logger.log(level, "%s", _words(firing, words), extra={"event": event, "schedule": firing.name})
+
+
+def _words(firing: Firing, words: str) -> str:
+    return f"{firing.name} ({firing.fire_time:%Y-%m-%d %H:%M:%S} UTC) {words}"
 
 
 def _say(line: str) -> None:

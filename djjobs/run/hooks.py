@@ -19,9 +19,10 @@ from ..interrupt import Stop
 from ..queue.claim import Job
 from ..queue.finish import Finisher, storable
 from ..queue.identity import Claimant
+from ..queue.policy import has_hook
 from ..queue.tables import ERROR_MESSAGE_LENGTH
 from ..settings import settings
-from ..work.current_job import Desk
+from ..telemetry import emit
 from .run import Run
 
 __all__ = ["RunHooks"]
@@ -50,7 +51,7 @@ class RunHooks:
         self._finisher = finisher
         self._queue, self._table, self._name = finisher.queue, finisher.keys.table, finisher.name
         self._table_name = finisher.table_name
-        self._prepares, self._finishes = (self._table._has_hook(name) for name in ("prepare_run", "finish_run"))
+        self._prepares, self._finishes = (has_hook(self._table, name) for name in ("prepare_run", "finish_run"))
         self._ready: dict[int, Run | None] = {}
         self._touched: set[int] = set()
         self._next_look = time.monotonic() + _LOOK_INTERVAL
@@ -74,10 +75,15 @@ class RunHooks:
 
     # -- before the first job ----------------------------------------------------------------------------
 
-    def prepare(self, job: Job, desk: Desk, stop: Stop) -> bool:
+    def prepare(self, job: Job, restart_clock: Callable[[], None], stop: Stop) -> bool:
         """Have the job's run prepared, here or by another; whether that took its time.
 
         What `prepare_run` raises is raised, and the job fails with it; the next job will try again.
+
+        Parameters
+        ----------
+        restart_clock : callable
+            Called while the job waits, so that the time does not count for its time-out.
         """
         if not self._prepares or job.run_id is None or job.run_id in self._ready:
             return False
@@ -86,32 +92,31 @@ class RunHooks:
             if self._queue.db.retry(lambda: self._take_preparing(job)):
                 self._call_prepare(run, job, stop)
                 continue
-            # Whoever waits does not work: the time that make() may take has not begun. Its keeper does not look for
-            # requests then.
-            desk.start_the_clock()
+            # The time that make() may take has not begun. The monitor does not look for requests meanwhile.
+            restart_clock()
             self._finisher.insist_on(job)
             stop.sleep(random.uniform(pause / 2, pause))
             pause = min(pause * 1.5, _LONGEST_WAIT)
         self._remember(job.run_id, run)
-        desk.start_the_clock()
+        restart_clock()
         return True
 
     def _take_preparing(self, job: Job) -> bool:
         queue, mark = self._queue, self._mark_of(job)
         with queue.db.transaction():
-            row = queue.execute(queue.engine.lock_preparing, run=job.run_id).fetchone()
+            row = queue.execute(queue.engine.hooks.lock_preparing, run=job.run_id).fetchone()
             if row is None or row[0] is not None:
                 return False
             if row[1:] == (job.worker_id, job.claim, job.key_hash):
                 # Ours already: the server's answer was lost, or the same job tries again.
                 return True
-            return queue.execute(queue.engine.take_preparing, table=self._table_name, **mark).rowcount == 1
+            return queue.execute(queue.engine.hooks.take_preparing, table=self._table_name, **mark).rowcount == 1
 
     def _call_prepare(self, run: Run, job: Job, stop: Stop) -> None:
         with stop.interruptible():
             returned = self._table.prepare_run(run)
         details = _as_json(returned, f"prepare_run of {self._name}")
-        if not self._queue.change(self._queue.engine.end_preparing, **self._mark_of(job), details=details):
+        if not self._queue.change(self._queue.engine.hooks.end_preparing, **self._mark_of(job), details=details):
             logger.warning("%s: what prepare_run returned is not needed; another has done it.", self._name)
 
     @staticmethod
@@ -143,7 +148,7 @@ class RunHooks:
         self._next_look = time.monotonic() + _LOOK_INTERVAL
         if self._finishes:
             self._touched.clear()
-            self._see_to(self._over(self._queue.engine.find_over_in_table), worker_id, claim, stop, begin)
+            self._see_to(self._over(self._queue.engine.hooks.find_over_in_table), worker_id, claim, stop, begin)
         else:
             self._see_to_touched(worker_id, claim, stop)
 
@@ -151,7 +156,7 @@ class RunHooks:
         # Whoever ends the last job of a run has touched it, and comes here after that.
         touched, self._touched = tuple(self._touched), set()
         if touched:
-            self._see_to(self._over(self._queue.engine.find_over, runs=touched), worker_id, claim, stop)
+            self._see_to(self._over(self._queue.engine.hooks.find_over, runs=touched), worker_id, claim, stop)
 
     def _over(self, statement: str, **parameters: Any) -> list[tuple[int, bool, bool]]:
         """The runs that are over: their id, whether they are to be finished, and whether somebody dead was at it."""
@@ -165,7 +170,7 @@ class RunHooks:
         return [(run, bool(todo), bool(dead)) for run, todo, dead in rows]
 
     def _sql(self, statement: str) -> str:
-        seconds = self._queue.engine.seconds
+        seconds = self._queue.engine.dialect.seconds
         return self._queue.sql(statement, own_lease=seconds("worker.lease"), lease=seconds("%(lease)s"))
 
     def _see_to(
@@ -178,23 +183,21 @@ class RunHooks:
     ) -> None:
         for run_id, is_unfinished, was_begun in over:
             if not is_unfinished:
-                if self._queue.change(self._queue.engine.end_run, run=run_id, table=self._table_name):
-                    self._log_end(run_id)
+                if self._queue.change(self._queue.engine.hooks.end_run, run=run_id, table=self._table_name):
+                    self._tell_of_end(run_id)
             elif self._finishes and not (was_begun and self._server_is_young()):
                 begin()
                 _Finishing(self, run_id, worker_id, claim, stop).run()
 
     def _server_is_young(self) -> bool:
         """Whether nobody can have been heard for a lease yet, the living neither."""
-        return float(self._queue.execute(self._queue.engine.uptime).fetchone()[1]) < settings.lease
+        return float(self._queue.execute(self._queue.engine.workers.uptime).fetchone()[1]) < settings.lease
 
-    def _log_end(self, run_id: int) -> None:
-        run = Run.find(self._queue, run_id) if logger.isEnabledFor(logging.INFO) else None
-        if run is None:
-            return
-        name = f" ({run.name})" if run.name else ""
-        extra = {"event": "run ended", "table": self._name, "run_id": run_id}
-        logger.info("Run %s%s of %s is %s: %s.", run_id, name, self._name, run.state, run.progress(), extra=extra)
+    def _tell_of_end(self, run_id: int) -> None:
+        run = Run.find(self._queue, run_id)
+        if run is not None:
+            state, progress = run.state, str(run.progress())
+            emit("run ended", self._name, run_id=run_id, run_name=run.name, state=state, progress=progress)
 
 
 class _Finishing:
@@ -212,16 +215,16 @@ class _Finishing:
             elif self._call():
                 return
             if tries >= _MOST_TRIES:
-                self._hooks._log_end(self._run_id)
+                self._hooks._tell_of_end(self._run_id)
                 return
             self._stop.sleep(_PAUSE * tries)
 
     def _take(self) -> int:
         """Take the mark; the number of this try, or 0 if it is not to be had."""
         queue, engine = self._queue, self._queue.engine
-        take = self._hooks._sql(engine.take_finishing)
+        take = self._hooks._sql(engine.hooks.take_finishing)
         with queue.db.transaction():
-            row = queue.execute(engine.lock_finishing, run=self._run_id).fetchone()
+            row = queue.execute(engine.hooks.lock_finishing, run=self._run_id).fetchone()
             if row is None:
                 return 0
             worker_id, claim, tries = row
@@ -248,21 +251,21 @@ class _Finishing:
             logger.exception("%s failed for run %s", self._what, self._run_id)
             self._fail(f"{type(error).__name__}: {error}")
             return False
-        if self._queue.change(self._queue.engine.end_finishing, **self._mark, results=results):
-            self._hooks._log_end(self._run_id)
+        if self._queue.change(self._queue.engine.hooks.end_finishing, **self._mark, results=results):
+            self._hooks._tell_of_end(self._run_id)
         else:
             logger.warning("%s: what it returned for run %s was not stored.", self._what, self._run_id)
         return True
 
     def _fail(self, message: str) -> None:
         message = storable(message)[:ERROR_MESSAGE_LENGTH]
-        self._queue.change(self._queue.engine.fail_finishing, **self._mark, message=message, most=_MOST_TRIES)
+        self._queue.change(self._queue.engine.hooks.fail_finishing, **self._mark, message=message, most=_MOST_TRIES)
 
     def _give_back(self) -> None:
         """A stop is not an error: somebody else finishes the run, and no try is counted."""
         try:
             self._queue.db.start_afresh()
-            self._queue.change(self._queue.engine.give_back_finishing, **self._mark)
+            self._queue.change(self._queue.engine.hooks.give_back_finishing, **self._mark)
         except Exception as error:
             logger.warning("Run %s could not be left to others; they will see to it later: %s", self._run_id, error)
 

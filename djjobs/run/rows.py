@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 import pandas as pd
 
+from ..dj.tables import recast
 from ..queue.queue import Queue, queue_of
 from ..queue.tables import Runs
 from .state import Progress, state_of
@@ -47,28 +48,28 @@ class RunRow(NamedTuple):
 
 
 def find_run(queue: Queue, run_id: int) -> RunRow | None:
-    rows = find_runs(queue, queue.engine.this_run, run=run_id)
+    rows = find_runs(queue, queue.engine.runs.this_run, run=run_id)
     return rows[0] if rows else None
 
 
 def find_runs(queue: Queue, which: str, **parameters: Any) -> list[RunRow]:
     engine = queue.engine
-    texts = {name: engine.json_as_text(name) for name in ("details", "results")}
-    sql = queue.sql(engine.find_run, which=which, **texts)
+    texts = {name: engine.dialect.json_as_text(name) for name in ("details", "results")}
+    sql = queue.sql(engine.runs.find_run, which=which, **texts)
     return [RunRow(*row) for row in queue.db.execute(sql, **parameters).fetchall()]
 
 
 def look_at_run(queue: Queue, row: RunRow) -> tuple[str, Progress]:
     """The state of a run and how far it is."""
     engine = queue.engine
-    sql = queue.sql(engine.count_in_runs, in_tables=engine.in_table, which=engine.this_run)
+    sql = queue.sql(engine.runs.count_in_runs, in_tables=engine.runs.in_table, which=engine.runs.this_run)
     (look,) = _look_at(queue, [row], sql, table=row.table_name, run=row.run_id)
     return look
 
 
 def look_at_runs(queue: Queue, rows: list[RunRow], which: str) -> list[tuple[str, Progress]]:
     """The same for many."""
-    return _look_at(queue, rows, queue.sql(queue.engine.count_in_runs, in_tables="", which=which))
+    return _look_at(queue, rows, queue.sql(queue.engine.runs.count_in_runs, in_tables="", which=which))
 
 
 def _look_at(queue: Queue, rows: list[RunRow], count: str, **parameters: Any) -> list[tuple[str, Progress]]:
@@ -84,7 +85,7 @@ def _look_at(queue: Queue, rows: list[RunRow], count: str, **parameters: Any) ->
 def _begun(queue: Queue, rows: list[RunRow]) -> set[int]:
     """Those of the runs of which a job that waits was begun before."""
     runs, tables = tuple(row.run_id for row in rows), tuple({row.table_name for row in rows})
-    return {run_id for (run_id,) in queue.execute(queue.engine.find_begun, runs=runs, tables=tables).fetchall()}
+    return {run_id for (run_id,) in queue.execute(queue.engine.runs.find_begun, runs=runs, tables=tables).fetchall()}
 
 
 class RunsOfSchema(Runs):
@@ -94,9 +95,7 @@ class RunsOfSchema(Runs):
 
     @classmethod
     def of(cls, queue: Queue) -> RunsOfSchema:
-        view = cls.__new__(cls)
-        view.__dict__.update(queue.runs.__dict__, _queue=queue)
-        return view
+        return recast(cls, queue.runs, _queue=queue)
 
     def status(self) -> pd.DataFrame:
         """How far the runs are, the latest first.
@@ -108,7 +107,7 @@ class RunsOfSchema(Runs):
             jobs have which status.
         """
         queue, engine = self._queue, self._queue.engine
-        which = queue.sql(engine.these_runs, query=self.proj().make_sql())
+        which = queue.sql(engine.runs.these_runs, query=self.proj().make_sql())
         rows = sorted(find_runs(queue, which), key=lambda row: row.created, reverse=True)
         lines = []
         for row, (state, progress) in zip(rows, look_at_runs(queue, rows, which), strict=True):

@@ -1,4 +1,4 @@
-"""All SQL of djjobs: shared statements by table, the rest side by side in `mysql` and `postgresql`."""
+"""All SQL of djjobs: shared statements by what they are about, the rest side by side in `mysql` and `postgresql`."""
 
 from __future__ import annotations
 

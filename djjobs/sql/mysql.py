@@ -9,7 +9,13 @@ from typing import Any
 import pymysql
 from pymysql import converters
 
+from .connection import ConnectionStatements, Errors
+from .dialect import Dialect
 from .engine import Engine
+from .enqueue import EnqueueStatements
+from .jobs import JobStatements
+from .tables import LegacyStatements, TableStatements
+from .workers import WorkerStatements
 
 _DEADLOCK, _LOCK_TIMEOUT = 1213, 1205
 _UNREACHABLE = {1040, 2002, 2003, 2005}
@@ -29,63 +35,19 @@ class _OrSkip(dict[str, str]):
         return f"ON DUPLICATE KEY UPDATE {column} = VALUES({column})"
 
 
-class MySQL(Engine):
+class _Dialect(Dialect):
     now = "UTC_TIMESTAMP(6)"
     key = "`key`"
     user = "`user`"
     or_skip = _OrSkip()
-
-    own_connection_id = "SELECT CONNECTION_ID()"
-    wait_little = "SET SESSION innodb_lock_wait_timeout = 1"
-    uptime = "SHOW GLOBAL STATUS LIKE 'Uptime'"
-
-    # Under REPEATABLE READ a locking read locks the gaps too and keeps others from inserting.
-    begin = ("SET TRANSACTION ISOLATION LEVEL READ COMMITTED", "START TRANSACTION")
-
-    find_tables = """
-        SELECT table_name, table_comment FROM information_schema.tables
-        WHERE table_schema = %(schema)s AND table_name IN %(names)s"""
-    # The schema's default may be latin1, and a comparison across character sets uses no index.
-    ascii = "CHARACTER SET ascii COLLATE ascii_bin"
-    unicode = "CHARACTER SET utf8mb4"
-    after_declare = """
-        ALTER TABLE {jobs} DEFAULT CHARACTER SET utf8mb4, {modify_columns},
-            RENAME INDEX table_name TO claim_in_order,
-            COMMENT = '{comment}'"""
-    set_comment = "ALTER TABLE {jobs} COMMENT = '{comment}'"
-    any_language = "ALTER TABLE {table} CONVERT TO CHARACTER SET utf8mb4 COLLATE utf8mb4_bin"
-    # Other indexes fit the WHERE clause too; the optimizer must not pick one of them and sort.
-    use_order_index = "FORCE INDEX (claim_in_order)"
-    use_primary = "FORCE INDEX (PRIMARY)"
-    # MySQL builds a hash table of the queue, in memory, if no index fits. MariaDB cannot and needs the index.
-    all_queued = "queued.table_name IN (%(table)s, '') /*M! AND queued.table_name = %(table)s */"
-    hint = "/*+ SET_VAR(join_buffer_size=33554432) */ "
-
-    # Outside, MySQL would write all that is to be inserted to a temporary table first.
-    numbered = ", ROW_NUMBER() OVER (ORDER BY {order}) AS _place"
-    place = "todo._place"
-
-    change_chosen = """
-        UPDATE {jobs} AS job JOIN ({chosen}) AS chosen ON chosen.key_hash = job.key_hash
-        SET {changes} WHERE job.table_name = %(table)s AND job.status IN %(statuses)s {also}"""
-
-    lock_jobs = "LOCK TABLES {jobs} WRITE"
-    unlock_jobs = "UNLOCK TABLES"
-    add_json_key = "ALTER TABLE {jobs} ADD key_json json DEFAULT NULL"
-    legacy_keys = "SELECT table_name, key_hash, {key} FROM {jobs} WHERE key_json IS NULL"
-    # A timestamp column that changes by itself must not.
-    store_json_key = """
-        UPDATE {jobs} SET key_json = %(json)s, timestamp = timestamp
-        WHERE table_name = %(table)s AND key_hash = %(key_hash)s"""
-    replace_legacy_columns = """
-        ALTER TABLE {jobs} DEFAULT CHARACTER SET utf8mb4, DROP {key}, {columns},
-            ADD INDEX claim_in_order (table_name, status, turn, due_time, run_id),
-            COMMENT = '{comment}'"""
-    stored_key = "CAST(`key` AS CHAR CHARACTER SET utf8mb4)"
-    rehash_legacy_rows = """
-        UPDATE IGNORE {jobs} {use_order_index} SET key_hash = {hash}, created_time = {now}, turn = priority
-        WHERE table_name = %(table)s AND status IN ('error', 'ignore') AND turn IS NULL
-          AND created_time IS NULL AND {key} IS NOT NULL"""
+    hints = {
+        **Dialect.hints,
+        # Other indexes fit the WHERE clause too; the optimizer must not pick one of them and sort.
+        "use_order_index": "FORCE INDEX (claim_in_order)",
+        "use_primary": "FORCE INDEX (PRIMARY)",
+        # Memory for the hash table of the queue that keys are compared with.
+        "hint": "/*+ SET_VAR(join_buffer_size=33554432) */ ",
+    }
 
     def seconds(self, parameter: str) -> str:
         return f"INTERVAL {parameter} * 1000000 MICROSECOND"
@@ -137,10 +99,6 @@ class MySQL(Engine):
         # As ascii, like the column: compared in another character set it would find no index.
         return f"CONVERT(LEFT(SHA2({json}, 256), 32) USING ascii)"
 
-    column_types = """
-        SELECT column_name, character_set_name, collation_name FROM information_schema.columns
-        WHERE table_schema = %(schema)s AND table_name = %(table)s"""
-
     def key_column(self, json: str, name: str, kind: str, type_: str, declared: tuple[Any, ...]) -> str:
         text = self.json_member(json, name)
         if kind == "text":
@@ -169,10 +127,19 @@ class MySQL(Engine):
     def quoted(self, kind: str, text: str) -> str:
         return f"X'{text.replace('-', '')}'" if kind == "uuid" else super().quoted(kind, text)
 
+
+class _Connection(ConnectionStatements):
+    # Under REPEATABLE READ a locking read locks the gaps too and keeps others from inserting.
+    begin = ("SET TRANSACTION ISOLATION LEVEL READ COMMITTED", "START TRANSACTION")
+    own_connection_id = "SELECT CONNECTION_ID()"
+    wait_little = "SET SESSION innodb_lock_wait_timeout = 1"
+
     def lock(self, name: str) -> tuple[str, str]:
         # 64 characters at most.
         return f"SELECT GET_LOCK('{name[:64]}', 60)", f"SELECT RELEASE_LOCK('{name[:64]}')"
 
+
+class _Errors(Errors):
     def is_transient(self, error: BaseException) -> bool:
         return isinstance(error, pymysql.MySQLError) and _code(error) in {_DEADLOCK, _LOCK_TIMEOUT}
 
@@ -204,3 +171,71 @@ _DRIVER = {
     "datetime": converters.convert_datetime,
     "time": converters.convert_timedelta,
 }
+
+
+class _Tables(TableStatements):
+    find_tables = """
+        SELECT table_name, table_comment FROM information_schema.tables
+        WHERE table_schema = %(schema)s AND table_name IN %(names)s"""
+    # The schema's default may be latin1, and a comparison across character sets uses no index.
+    ascii = "CHARACTER SET ascii COLLATE ascii_bin"
+    unicode = "CHARACTER SET utf8mb4"
+    after_declare = """
+        ALTER TABLE {jobs} DEFAULT CHARACTER SET utf8mb4, {modify_columns},
+            RENAME INDEX table_name TO claim_in_order,
+            COMMENT = '{comment}'"""
+    set_comment = "ALTER TABLE {jobs} COMMENT = '{comment}'"
+    any_language = "ALTER TABLE {table} CONVERT TO CHARACTER SET utf8mb4 COLLATE utf8mb4_bin"
+
+    column_types = """
+        SELECT column_name, character_set_name, collation_name FROM information_schema.columns
+        WHERE table_schema = %(schema)s AND table_name = %(table)s"""
+
+
+class _Enqueue(EnqueueStatements):
+    # MySQL builds a hash table of the queue, in memory, if no index fits. MariaDB cannot and needs the index.
+    all_queued = "queued.table_name IN (%(table)s, '') /*M! AND queued.table_name = %(table)s */"
+    # Outside, MySQL would write all that is to be inserted to a temporary table first.
+    numbered = ", ROW_NUMBER() OVER (ORDER BY {order}) AS _place"
+    place = "todo._place"
+
+
+class _Jobs(JobStatements):
+    change_chosen = """
+        UPDATE {jobs} AS job JOIN ({chosen}) AS chosen ON chosen.key_hash = job.key_hash
+        SET {changes} WHERE job.table_name = %(table)s AND job.status IN %(statuses)s {also}"""
+
+
+class _Workers(WorkerStatements):
+    uptime = "SHOW GLOBAL STATUS LIKE 'Uptime'"
+
+
+class _Legacy(LegacyStatements):
+    lock_jobs = "LOCK TABLES {jobs} WRITE"
+    unlock_jobs = "UNLOCK TABLES"
+    add_json_key = "ALTER TABLE {jobs} ADD key_json json DEFAULT NULL"
+    legacy_keys = "SELECT table_name, key_hash, {key} FROM {jobs} WHERE key_json IS NULL"
+    # A timestamp column that changes by itself must not.
+    store_json_key = """
+        UPDATE {jobs} SET key_json = %(json)s, timestamp = timestamp
+        WHERE table_name = %(table)s AND key_hash = %(key_hash)s"""
+    replace_legacy_columns = """
+        ALTER TABLE {jobs} DEFAULT CHARACTER SET utf8mb4, DROP {key}, {columns},
+            ADD INDEX claim_in_order (table_name, status, turn, due_time, run_id),
+            COMMENT = '{comment}'"""
+    stored_key = "CAST(`key` AS CHAR CHARACTER SET utf8mb4)"
+    rehash_legacy_rows = """
+        UPDATE IGNORE {jobs} {use_order_index} SET key_hash = {hash}, created_time = {now}, turn = priority
+        WHERE table_name = %(table)s AND status IN ('error', 'ignore') AND turn IS NULL
+          AND created_time IS NULL AND {key} IS NOT NULL"""
+
+
+class MySQL(Engine):
+    dialect = _Dialect()
+    connection = _Connection()
+    errors = _Errors()
+    tables = _Tables()
+    enqueue = _Enqueue()
+    jobs = _Jobs()
+    workers = _Workers()
+    legacy = _Legacy()

@@ -7,7 +7,13 @@ import re
 from collections import defaultdict
 from typing import Any
 
+from .connection import ConnectionStatements, Errors
+from .dialect import Dialect
 from .engine import Engine
+from .enqueue import EnqueueStatements
+from .jobs import JobStatements
+from .tables import TableStatements
+from .workers import WorkerStatements
 
 _TRANSIENT = {"40001", "40P01", "55P03"}
 _LOST = {"57P01", "57P02", "57P03", "08000", "08003", "08006"}
@@ -39,51 +45,18 @@ def _without_length(type_: str) -> str:
     return {"char": "bpchar", "character": "bpchar"}.get(plain, plain)
 
 
-class PostgreSQL(Engine):
+class _Dialect(Dialect):
     # The columns are without time zone, and sessions may differ in theirs.
     now = "(statement_timestamp() AT TIME ZONE 'UTC')"
     key = '"key"'
     user = '"user"'
     or_skip = defaultdict(lambda: "ON CONFLICT DO NOTHING")
-    defers_signals = True
-    # It takes a queue that it has not looked at for a while for short, and would read all of it.
-    one_by_one = "OFFSET 0"
-    computed_once = "OFFSET 0"
-    # With all keys in the queue it takes a third less time. In a join a wrong guess at the length of the queue could
-    # have each key compared with each job; EXCEPT hashes or sorts, and to hash a million keys it takes more memory.
-    new_by_value = """
-             (SELECT {json} AS _json, ROW_NUMBER() OVER (ORDER BY {columns}) AS _place
-              FROM (SELECT {columns} FROM ({source}) AS source
-                    WHERE NOT EXISTS (SELECT 1 FROM {target} AS target WHERE {same_key})
-                    EXCEPT
-                    SELECT {read_back} FROM {jobs} AS queued WHERE queued.table_name = %(table)s) AS source
-              {computed_once}) AS todo"""
-    room_to_compare = """
-        SELECT set_config('work_mem', '32MB', TRUE)
-        WHERE pg_size_bytes(current_setting('work_mem')) < pg_size_bytes('32MB')"""
-    # To PostgreSQL "turn IS NULL" is no constant; by due_time alone it would sort, or read the whole table.
-    due_first = "table_name, status, turn, due_time"
-    may_write = "SELECT has_table_privilege(%(jobs)s, 'INSERT') AND has_table_privilege(%(jobs)s, 'UPDATE')"
-    # Until autovacuum comes by, jobs that are known by their keys would be looked for among all of their table. Whoever
-    # does not own the queue gets a warning, and has to wait for that.
-    underestimates = "SELECT reltuples < %(count)s FROM pg_class WHERE oid = CAST(%(jobs)s AS regclass)"
-    look_at_queue = "ANALYZE (SKIP_LOCKED) {jobs} (table_name, key_hash, status, turn)"
-    own_connection_id = "SELECT pg_backend_pid()"
-    wait_little = "SET lock_timeout = '1s'"
-    uptime = "SELECT 'Uptime', EXTRACT(epoch FROM clock_timestamp() - pg_postmaster_start_time())"
-    notify = "SELECT pg_notify('djjobs', %(schema)s)"
-    listen = "LISTEN djjobs"
-    find_tables = """
-        SELECT relname, obj_description(pg_class.oid, 'pg_class')
-        FROM pg_class JOIN pg_namespace ON pg_namespace.oid = relnamespace
-        WHERE nspname = %(schema)s AND relname IN %(names)s"""
-    set_comment = after_declare = "COMMENT ON TABLE {jobs} IS '{comment}'"
-    begin = ("BEGIN ISOLATION LEVEL READ COMMITTED",)
-
-    change_chosen = """
-        UPDATE {jobs} AS job SET {changes} FROM ({chosen}) AS chosen
-        WHERE chosen.key_hash = job.key_hash AND job.table_name = %(table)s AND job.status::text IN %(statuses)s
-            {also}"""
+    hints = {
+        **Dialect.hints,
+        "computed_once": "OFFSET 0",
+        # To PostgreSQL "turn IS NULL" is no constant; by due_time alone it would sort, or read the whole table.
+        "due_first": "table_name, status, turn, due_time",
+    }
 
     def seconds(self, parameter: str) -> str:
         return f"{parameter} * INTERVAL '1 second'"
@@ -121,10 +94,6 @@ class PostgreSQL(Engine):
         # As char, like the column: compared with text it would find no index.
         return f"encode(substr(sha256(convert_to({json}, 'UTF8')), 1, 16), 'hex')::bpchar"
 
-    column_types = """
-        SELECT attname, format_type(atttypid, atttypmod) FROM pg_attribute
-        WHERE attrelid = to_regclass(%(full_name)s) AND attnum > 0 AND NOT attisdropped"""
-
     def key_column(self, json: str, name: str, kind: str, type_: str, declared: tuple[Any, ...]) -> str:
         text, wanted = self.json_member(json, name), _without_length(declared[0])
         # What a table of the same name has left may not fit, and must not keep the other jobs from being seen.
@@ -159,10 +128,19 @@ class PostgreSQL(Engine):
         casters = {"date": extensions.PYDATE, "datetime": extensions.PYDATETIME, "time": extensions.PYTIME}
         return casters[kind](value, None)
 
+
+class _Connection(ConnectionStatements):
+    begin = ("BEGIN ISOLATION LEVEL READ COMMITTED",)
+    own_connection_id = "SELECT pg_backend_pid()"
+    wait_little = "SET lock_timeout = '1s'"
+    defers_signals = True
+
     def lock(self, name: str) -> tuple[str, str]:
         number = f"hashtextextended('{name}', 0)"
         return f"SELECT pg_advisory_lock({number})", f"SELECT pg_advisory_unlock({number})"
 
+
+class _Errors(Errors):
     def is_transient(self, error: BaseException) -> bool:
         return getattr(error, "pgcode", None) in _TRANSIENT
 
@@ -185,3 +163,59 @@ class PostgreSQL(Engine):
         if (error.pgcode or "")[:2] in ("21", "22", "42"):
             return "query"
         return "unreachable" if self.is_lost(error) else None
+
+
+class _Tables(TableStatements):
+    find_tables = """
+        SELECT relname, obj_description(pg_class.oid, 'pg_class')
+        FROM pg_class JOIN pg_namespace ON pg_namespace.oid = relnamespace
+        WHERE nspname = %(schema)s AND relname IN %(names)s"""
+    column_types = """
+        SELECT attname, format_type(atttypid, atttypmod) FROM pg_attribute
+        WHERE attrelid = to_regclass(%(full_name)s) AND attnum > 0 AND NOT attisdropped"""
+    set_comment = after_declare = "COMMENT ON TABLE {jobs} IS '{comment}'"
+    may_write = "SELECT has_table_privilege(%(jobs)s, 'INSERT') AND has_table_privilege(%(jobs)s, 'UPDATE')"
+
+
+class _Enqueue(EnqueueStatements):
+    # It takes a queue that it has not looked at for a while for short, and would read all of it.
+    one_by_one = "OFFSET 0"
+    # With all keys in the queue it takes a third less time. In a join a wrong guess at the length of the queue could
+    # have each key compared with each job; EXCEPT hashes or sorts, and to hash a million keys it takes more memory.
+    new_by_value = """
+             (SELECT {json} AS _json, ROW_NUMBER() OVER (ORDER BY {columns}) AS _place
+              FROM (SELECT {columns} FROM ({source}) AS source
+                    WHERE NOT EXISTS (SELECT 1 FROM {target} AS target WHERE {same_key})
+                    EXCEPT
+                    SELECT {read_back} FROM {jobs} AS queued WHERE queued.table_name = %(table)s) AS source
+              {computed_once}) AS todo"""
+    room_to_compare = """
+        SELECT set_config('work_mem', '32MB', TRUE)
+        WHERE pg_size_bytes(current_setting('work_mem')) < pg_size_bytes('32MB')"""
+    # Until autovacuum comes by, jobs that are known by their keys would be looked for among all of their table. Whoever
+    # does not own the queue gets a warning, and has to wait for that.
+    underestimates = "SELECT reltuples < %(count)s FROM pg_class WHERE oid = CAST(%(jobs)s AS regclass)"
+    look_at_queue = "ANALYZE (SKIP_LOCKED) {jobs} (table_name, key_hash, status, turn)"
+
+
+class _Jobs(JobStatements):
+    change_chosen = """
+        UPDATE {jobs} AS job SET {changes} FROM ({chosen}) AS chosen
+        WHERE chosen.key_hash = job.key_hash AND job.table_name = %(table)s AND job.status::text IN %(statuses)s
+            {also}"""
+
+
+class _Workers(WorkerStatements):
+    uptime = "SELECT 'Uptime', EXTRACT(epoch FROM clock_timestamp() - pg_postmaster_start_time())"
+    notify = "SELECT pg_notify('djjobs', %(schema)s)"
+    listen = "LISTEN djjobs"
+
+
+class PostgreSQL(Engine):
+    dialect = _Dialect()
+    connection = _Connection()
+    errors = _Errors()
+    tables = _Tables()
+    enqueue = _Enqueue()
+    jobs = _Jobs()
+    workers = _Workers()

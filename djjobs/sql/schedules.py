@@ -10,8 +10,6 @@ class ScheduleStatements:
     leader needs. What a scheduler does for a schedule is guarded by its leadership, in the same statement.
     """
 
-    server_time = "SELECT {now}"
-
     _leading = """EXISTS (SELECT 1 FROM {leader}
                        WHERE role = 'scheduler' AND leader = %(leader)s AND expires > {now})"""
 

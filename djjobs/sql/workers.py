@@ -29,7 +29,7 @@ class WorkerStatements:
         SELECT tables FROM {workers} WHERE last_heartbeat >= {now} - {own_lease}"""
 
     forget_workers = "DELETE FROM {workers} WHERE last_heartbeat < {now} - {interval}"
-    bury_workers = """
+    mark_dead = """
         UPDATE {workers} SET state = 'dead' WHERE state <> 'dead' AND last_heartbeat < {now} - {own_lease}"""
 
     #: How often somebody has called for this worker's attention.

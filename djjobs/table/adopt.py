@@ -9,6 +9,7 @@ from typing import Any
 
 import datajoint as dj
 
+from ..dj.tables import declared_database
 from ..errors import DjJobsError
 from ..events.upstream import registry
 from .mixin import JobsMixin
@@ -75,7 +76,7 @@ def classes_of(connection: Any, database: str) -> list[Any]:
     candidates = [
         table
         for table in [*subclasses(dj.Imported), *subclasses(dj.Computed)]
-        if table.__dict__.get("database") == database and table.connection is connection
+        if declared_database(table) == database and table.connection is connection
     ]
     return list(dict.fromkeys(candidates))
 
@@ -88,7 +89,7 @@ def _tables_in(module: ModuleType) -> list[Any]:
 
 def _is_activated(table: type) -> bool:
     # A class without a schema of its own is a base class, or its schema is not activated yet.
-    return table.__dict__.get("database") is not None
+    return declared_database(table) is not None
 
 
 def _waiting(schemas: Iterable[Any]) -> list[type]:

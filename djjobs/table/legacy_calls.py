@@ -9,9 +9,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from ..dj.compat import datajoint_api
-from ..events.outbox import server_of
+from ..dj.connection import server_of
+from ..dj.tables import declared_database
 from ..events.upstream import registry
-from ..queue import enqueue as scheduling
+from ..queue.table_queue import TableQueue
 from .table_jobs import TableJobs
 
 __all__ = ["heed_legacy_calls"]
@@ -39,8 +40,7 @@ class _Calls:
 
     def _insert(self, key: Mapping[str, Any]) -> None:
         """0.14 needs no job to be there before."""
-        queue, keys = self._table._queue_and_keys((self._jobs.whole_key(key),))
-        scheduling.insert_new(queue, keys, "scheduled", self._table._priority(), few=True)
+        TableQueue.of(self._table, (self._jobs.whole_key(key),)).insert_by_hand()
 
 
 def heed_legacy_calls() -> None:
@@ -48,7 +48,7 @@ def heed_legacy_calls() -> None:
 
     def calls_for(connection: Any, database: str, table_name: str) -> _Calls | None:
         server, name = server_of(connection), table_name.split(".")[-1].strip("`")
-        tables: list[Any] = [one for one in registry.tables_at(server) if one.__dict__["database"] == database]
+        tables: list[Any] = [one for one in registry.tables_at(server) if declared_database(one) == database]
         found = next((table for table in tables if table.table_name == name), None)
         return found and _Calls(found.jobs)
 

@@ -2,30 +2,26 @@
 
 from __future__ import annotations
 
-import os
 import weakref
 from collections.abc import Callable
-from typing import Any
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING, Any
 
 import datajoint as dj
 
-from ..dj.compat import datajoint_api, instantiate_for
+from ..dj.patches import instantiate_for
 from ..errors import DjJobsError
-from ..events.outbox import changes_here, server_of
 from ..events.upstream import registry
 from ..events.watch import act_now, tell_of_inserts
-from ..queue import cleanup
-from ..queue import enqueue as scheduling
-from ..queue.cancel import cancel
 from ..queue.database import explained
-from ..queue.finish import Finisher
-from ..queue.keys import Keys, hashes_sql, table_label
-from ..queue.native import bring_native_jobs_once
-from ..queue.policy import RetryOn, exponential
+from ..queue.enqueue import DueTime
+from ..queue.keys import hashes_sql, table_label
+from ..queue.policy import RetryOn, default_hook, exponential
 from ..queue.queue import Queue
+from ..queue.table_queue import TableQueue
 from ..run.run import Run
-from ..settings import check_seconds, settings
-from ..work.loop import MakeFailed, Options
+from ..work.options import PopulateOptions
+from ..work.outcome import MakeFailed
 from ..work.populate import populate
 from .table_jobs import TableJobs
 
@@ -90,6 +86,17 @@ class JobsMixin:
         `.reserved`, `.errors`, `.ignored`, `.completed` and `.cancelled`.
     """
 
+    if TYPE_CHECKING:  # what DataJoint's class adds
+        connection: Any
+        database: Any
+        table_name: str
+        heading: Any
+        primary_key: list[str]
+        key_source: Any
+        restriction: Any
+
+        def make(self, key: dict[str, Any]) -> Any: ...
+
     priority: int | None = None
     keep_completed: bool | None = None
     max_attempts: int | None = None
@@ -104,21 +111,21 @@ class JobsMixin:
         super().__init_subclass__(**arguments)
         registry.add(cls)
 
+    @default_hook
     def on_cancel(self, key: dict[str, Any]) -> None:
         """Called after a running job was cancelled and rolled back: remove what make() left elsewhere."""
 
+    @default_hook
     def before_delete(self, job: dict[str, Any]) -> None:
         """Called with the row of a job before `cleanup_jobs` removes it. If it raises, the job stays."""
 
+    @default_hook
     def prepare_run(self, run: Run) -> Any:
         """Called once before the first job of a run; what it returns, as JSON, is every job's ``run.details``."""
 
+    @default_hook
     def finish_run(self, run: Run) -> Any:
         """Called once after the last job of a run; what it returns, as JSON, stays as ``run.results``."""
-
-    def _has_hook(self, name: str) -> bool:
-        """Whether the table has a `before_delete`, `prepare_run` or `finish_run` of its own."""
-        return getattr(type(self), name) is not getattr(JobsMixin, name)
 
     def schedule_jobs(
         self,
@@ -126,7 +133,7 @@ class JobsMixin:
         force: bool = False,
         min_scheduling_interval: float | None = None,
         priority: int | None = None,
-        due_time: scheduling.DueTime = None,
+        due_time: DueTime = None,
         name: str | None = None,
     ) -> Run:
         """Put the keys that are still to be made into the queue.
@@ -156,10 +163,13 @@ class JobsMixin:
         Run
             ``int(run)`` is the number of jobs that were scheduled.
         """
-        with self._explained("schedule"):
-            queue, keys = self._queue_and_keys(restrictions)
+        with _explained(self, "schedule"):
+            jobs = TableQueue.of(self, restrictions)
             act_now(_FLUSH)
-            return self._schedule(queue, keys, force, min_scheduling_interval, priority, due_time, name)
+            scheduled = jobs.schedule(
+                force=force, interval=min_scheduling_interval, priority=priority, due_time=due_time, name=name
+            )
+            return Run(jobs.queue, scheduled.run_id, scheduled.count, scheduled.rate_limited)
 
     def populate(
         self,
@@ -233,31 +243,25 @@ class JobsMixin:
         if keys is not None:
             restrictions = (*restrictions, list(keys))
         try:
-            with self._explained("populate"):
-                queue, selection = self._queue_and_keys(restrictions)
-                if refresh is None:
-                    refresh = datajoint_api.refresh_by_default(self.connection)  # type: ignore[attr-defined]
-                options = Options(
+            with _explained(self, "populate"):
+                jobs = TableQueue.of(self, restrictions)
+                refresh = jobs.refreshes if refresh is None else refresh
+                options = PopulateOptions(
                     order=order,
                     priority=priority,
                     suppress_errors=suppress_errors,
                     return_exception_objects=return_exception_objects,
                     make_kwargs=make_kwargs,
-                    keep_completed=self._keeps_completed(),
                     max_calls=max_calls,
                     limit=limit,
                     processes=processes,
                     display_progress=display_progress,
+                    schedules=refresh and schedule_jobs,
                     automatic=refresh,
                 )
-                schedules = refresh and schedule_jobs
-                if schedules:
+                if options.schedules:
                     act_now(_FLUSH)
-
-                def schedule() -> bool:
-                    return schedules and self._schedule_at_once_if_changed(queue, selection, priority)
-
-                return populate(queue, selection, options, schedule)
+                return populate(jobs, options)
         except MakeFailed as failed:
             error = failed.error
         raise error
@@ -278,35 +282,27 @@ class JobsMixin:
             how many finished jobs (``expired``) and runs (``runs``) were removed because they are older than
             ``djjobs.settings.retention``. A clean-up of some jobs leaves the runs alone.
         """
-        with self._explained("clean up"):
-            queue, keys = self._queue_and_keys(())
-            jobs = TableJobs.of(queue, self).fitting(restrictions)
-            chosen = hashes_sql(jobs, self) if restrictions else ""
-            return cleanup.cleanup(queue, self._finisher(queue, keys), chosen)
+        with _explained(self, "clean up"):
+            jobs = TableQueue.of(self)
+            chosen = hashes_sql(TableJobs.of(jobs.queue, self).fitting(restrictions), self) if restrictions else ""
+            return jobs.cleanup(chosen)
 
     def retry_jobs(self, *restrictions: Any) -> int:
         """Put jobs that are `error` or `cancelled` back into the queue; return how many."""
-        with self._explained("retry jobs of"):
-            queue, keys = self._queue_and_keys(restrictions)
-            keys.insist_on_known_keys()
-            return scheduling.put_back(queue, keys, ("error", "cancelled"))
+        with _explained(self, "retry jobs of"):
+            return TableQueue.of(self, restrictions).retry()
 
     def ignore_jobs(self, *restrictions: Any) -> int:
         """Mark keys to be left alone, whether they have a job already or not; return how many.
 
         Jobs that are running or done stay as they are.
         """
-        with self._explained("ignore jobs of"):
+        with _explained(self, "ignore jobs of"):
             if not restrictions:
                 raise DjJobsError(
                     f"Say which jobs of {table_label(self)} to ignore: pass a key or a restriction, or True for all."
                 )
-            queue, keys = self._queue_and_keys(restrictions)
-            keys.insist_on_known_keys()
-            known = scheduling.set_status(
-                queue, keys.table.table_name, keys.chosen_sql, ("scheduled", "error", "cancelled"), "ignore"
-            )
-            return known + scheduling.insert_new(queue, keys, "ignore", self._priority())
+            return TableQueue.of(self, restrictions).ignore()
 
     def cancel_jobs(self, *restrictions: Any, force: bool = False) -> int:
         """Call off jobs; they stay `cancelled` until they are retried.
@@ -332,92 +328,15 @@ class JobsMixin:
         JobNotCancellable
             If all that was chosen is over already.
         """
-        with self._explained("cancel jobs of"):
-            queue, keys = self._queue_and_keys(restrictions)
-            keys.insist_on_known_keys()
-            return cancel(queue, keys, force)
-
-    # -- shared by the above ---------------------------------------------------------------------------
-
-    def _explained(self, doing: str) -> Any:
-        return explained(self.connection, table_label(self), doing)  # type: ignore[attr-defined]
-
-    def _queue_and_keys(self, restrictions: tuple[Any, ...]) -> tuple[Queue, Keys]:
-        connection, database = self.connection, self.database  # type: ignore[attr-defined]
-        if connection.in_transaction:
-            raise DjJobsError(
-                f"The queue of {table_label(self)} cannot be used inside a transaction, which it would commit. "
-                "End the transaction first, or call the method outside its `with` block and outside make()."
-            )
-        queue = Queue.of(connection, database)
-        try:
-            keys = queue.db.retry(lambda: Keys(self, restrictions, queue.engine))
-        except DjJobsError:
-            queue.insist_on_write_access(table_label(self))
-            raise
-        bring_native_jobs_once(queue, self)
-        return queue, keys
-
-    def _schedule(
-        self,
-        queue: Queue,
-        keys: Keys,
-        force: bool = False,
-        interval: float | None = None,
-        priority: int | None = None,
-        due_time: scheduling.DueTime = None,
-        name: str | None = None,
-        take_along: bool = True,
-        automatic: bool = False,
-    ) -> Run:
-        if interval is None:
-            interval = settings.min_scheduling_interval if name is None else 0.0
-        interval = check_seconds(f"min_scheduling_interval for {table_label(self)}", interval)
-        priority = self._priority(priority)
-        scheduled = scheduling.schedule(
-            queue,
-            keys,
-            priority=priority,
-            interval=interval,
-            force=force,
-            due_time=due_time,
-            name=name,
-            take_along=take_along,
-            automatic=automatic,
-        )
-        return Run(queue, scheduled.run_id, scheduled.count, scheduled.rate_limited)
-
-    def _schedule_at_once_if_changed(self, queue: Queue, keys: Keys, priority: int | None) -> bool:
-        """Schedule, whatever the rate limit, if this process has changed something; whether that was limited."""
-        changes = changes_here[server_of(self.connection)]  # type: ignore[attr-defined]
-        changed = changes > _seen.get(type(self), 0)
-        limited = self._schedule(queue, keys, interval=0 if changed else None, priority=priority).rate_limited
-        if not limited:
-            _seen[type(self)] = changes
-        return limited
-
-    def _priority(self, priority: int | None = None) -> int:
-        for choice in (priority, self.priority):
-            if choice is not None:
-                if isinstance(choice, bool) or not isinstance(choice, int) or not 0 <= choice <= 255:
-                    raise DjJobsError(f"The priority of {table_label(self)} must be 0 to 255, not {choice!r}.")
-                return choice
-        return datajoint_api.default_priority(self.connection)  # type: ignore[attr-defined]
-
-    def _finisher(self, queue: Queue, keys: Keys) -> Finisher:
-        return Finisher(queue, keys, self._keeps_completed())
-
-    def _keeps_completed(self) -> bool:
-        if self.keep_completed is not None:
-            return self.keep_completed
-        return settings.keep_completed or datajoint_api.keeps_completed(self.connection)  # type: ignore[attr-defined]
+        with _explained(self, "cancel jobs of"):
+            return TableQueue.of(self, restrictions).cancel(force)
 
 
-#: How many changes of this process had been made when a populate last scheduled a table.
-_seen: weakref.WeakKeyDictionary[type, int] = weakref.WeakKeyDictionary()
-# What the parent has changed, and has seen, is the parent's.
-os.register_at_fork(after_in_child=_seen.clear)
-#: How long who schedules by hand waits for what this process has changed to be acted on.
+def _explained(table: Any, doing: str) -> AbstractContextManager[None]:
+    return explained(table.connection, table_label(table), doing)
+
+
+#: How long somebody who schedules by hand waits for what this process has changed to be acted on.
 _FLUSH = 10.0
 
 _POPULATE_DEFAULTS = {

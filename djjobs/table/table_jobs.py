@@ -2,24 +2,29 @@
 
 from __future__ import annotations
 
-import copy
 import datetime
 import re
 from collections.abc import Mapping
 from typing import Any, NoReturn
 
-import datajoint as dj
-from datajoint.expression import QueryExpression
-from datajoint.heading import Heading
-
 from ..dj.compat import datajoint_api
+from ..dj.connection import server_of
+from ..dj.tables import (
+    QueryExpression,
+    declared_database,
+    heading_like,
+    is_cut,
+    query_on,
+    recast,
+    set_heading,
+    with_condition,
+)
 from ..errors import DjJobsError
-from ..events.outbox import server_of
 from ..events.upstream import registry
-from ..queue import by_hand, cleanup
-from ..queue import enqueue as scheduling
+from ..queue import by_hand, cleanup, enqueue
 from ..queue.keys import Keys, about_keys_of, hashes_sql, is_about_jobs, table_label
 from ..queue.queue import Queue
+from ..queue.table_queue import TableQueue
 from ..queue.tables import STATUSES, Jobs, in_all
 
 __all__ = ["TableJobs", "list_in_schemas"]
@@ -43,8 +48,7 @@ class TableJobs(Jobs):
     """
 
     _target: Any
-    _queue: Queue
-    _keys: Keys
+    _table_queue: TableQueue
     #: The names of the job's own columns here: a key attribute may be called `status`, too.
     _status: str
     _hash: str
@@ -55,17 +59,21 @@ class TableJobs(Jobs):
             table = type(table)()
         keys = Keys(table, (), queue.engine)
         attributes = _attributes(queue, keys)
-        view = cls.__new__(cls)
-        view.__dict__.update(queue.jobs.__dict__, _target=table, _queue=queue, _keys=keys)
+        view = recast(cls, queue.jobs, _target=table, _table_queue=TableQueue(table, queue, keys))
         rows = queue.jobs & {"table_name": table.table_name}
-        rows._heading = _heading(queue, table, attributes)
-        view._heading = _heading(queue, table, [one._replace(attribute_expression=None) for one in attributes])
+        comment = f"jobs of {type(table).__name__}"
+        set_heading(rows, heading_like(queue.jobs.heading, attributes, comment))
+        plain = [one._replace(attribute_expression=None) for one in attributes]
         # As a subquery: to restrictions and joins the key's attributes are columns like others.
-        view._support = [rows]
+        query_on(view, rows, heading_like(queue.jobs.heading, plain, comment))
         view._status, view._hash = (
             f"job_{name}" if name in keys.attributes else name for name in ("status", "key_hash")
         )
         return view
+
+    @property
+    def _queue(self) -> Queue:
+        return self._table_queue.queue
 
     def from_clause(self) -> str:
         """What the query is on; of a table DataJoint takes its name."""
@@ -73,7 +81,7 @@ class TableJobs(Jobs):
 
     def __len__(self) -> int:
         """How many jobs there are, those included whose key is none of the table's."""
-        if self._top or self._distinct:
+        if is_cut(self):
             return super().__len__()
         return self._queue.db.execute(f"SELECT COUNT(*) FROM {self.from_clause()}{self.where_clause()}").fetchone()[0]
 
@@ -132,21 +140,18 @@ class TableJobs(Jobs):
             if is_about_jobs(restriction):
                 fitting = fitting.among(hashes_sql(restriction, self._target))
             else:
-                with self._keys.understood():
+                with self._table_queue.keys.understood():
                     fitting = fitting & restriction
         return fitting
 
     def among(self, hashes: str) -> TableJobs:
         """Those whose hash a query gives. As a condition, DataJoint would take its words for attributes."""
-        chosen = copy.copy(self)
-        chosen._restriction = dj.AndList([*self.restriction, f"{self._hash} IN ({hashes})"])
-        return chosen
+        return with_condition(self, f"{self._hash} IN ({hashes})")
 
     def as_stored(self) -> Jobs:
         """The same jobs with the columns that `~jobs` itself has, whatever a key attribute is called."""
         rows = self._queue.jobs & {"table_name": self._target.table_name}
-        rows._restriction = dj.AndList([*rows.restriction, f"key_hash IN ({self.own_hashes_sql()})"])
-        return rows
+        return with_condition(rows, f"key_hash IN ({self.own_hashes_sql()})")
 
     def own_hashes_sql(self) -> str:
         """The hashes of these jobs, whatever a projection has left of their columns."""
@@ -157,7 +162,7 @@ class TableJobs(Jobs):
 
     def delete_quick(self, get_count: bool = False) -> int | None:
         """Delete these jobs, and no others. A running one is taken from its worker, which then commits nothing."""
-        count = by_hand.delete(self._queue, self._target, self._hashes_by_status())
+        count = by_hand.delete(self._table_queue, self._hashes_by_status())
         return count if get_count else None
 
     def drop_quick(self) -> None:
@@ -236,19 +241,18 @@ class TableJobs(Jobs):
         dict
             How many jobs were ``added``, ``removed``, ``orphaned`` and ``re_pended``.
         """
-        table, queue = self._target, self._queue
+        table = self._target
         if stale_timeout is None:
             stale_timeout = datajoint_api.stale_timeout(table.connection)
-        with table._explained("refresh the jobs of"):
-            _, keys = table._queue_and_keys(())
-            finisher = table._finisher(queue, keys)
+        with self._table_queue.explained("refresh the jobs of"):
+            jobs = TableQueue.of(table)
             due_time = datetime.timedelta(seconds=delay) if delay > 0 else None
-            re_pended = scheduling.put_back_unmade(queue, keys)
+            re_pended = enqueue.put_back_unmade(jobs.queue, jobs.keys)
             run = table.schedule_jobs(*restrictions, min_scheduling_interval=0, priority=priority, due_time=due_time)
-            orphaned = cleanup.recover_dead(queue, finisher)
+            orphaned = cleanup.recover_dead(jobs.queue, jobs.finisher)
             if orphan_timeout:
-                orphaned += by_hand.release_older(queue, table, orphan_timeout, priority)
-            removed = cleanup.remove_stale(queue, finisher, stale_timeout) if stale_timeout else 0
+                orphaned += by_hand.release_older(jobs, orphan_timeout, priority)
+            removed = cleanup.remove_stale(jobs.queue, jobs.finisher, stale_timeout) if stale_timeout else 0
         return {"added": run.scheduled, "removed": removed, "orphaned": orphaned, "re_pended": re_pended}
 
     def reserve(self, key: Mapping[str, Any]) -> bool:
@@ -257,18 +261,18 @@ class TableJobs(Jobs):
         Nobody watches over a job that was reserved so: `complete` or `error` ends it, or
         ``refresh(orphan_timeout=...)`` puts it back.
         """
-        with self._target._explained("reserve a job of"):
-            return by_hand.reserve(self._queue, self._target, self._hash_of(key))
+        with self._table_queue.explained("reserve a job of"):
+            return by_hand.reserve(self._table_queue, self._hash_of(key))
 
     def complete(self, key: Mapping[str, Any], duration: float | None = None) -> None:
         """The job with this key is done: it goes or, with `keep_completed`, stays as `success`."""
-        with self._target._explained("complete a job of"):
-            by_hand.complete(self._queue, self._target, key, self._hash_of(key), duration)
+        with self._table_queue.explained("complete a job of"):
+            by_hand.complete(self._table_queue, key, self._hash_of(key), duration)
 
     def error(self, key: Mapping[str, Any], error_message: str, error_stack: str | None = None) -> None:
         """The job with this key has failed."""
-        with self._target._explained("record an error of"):
-            by_hand.fail(self._queue, self._target, key, self._hash_of(key), error_message, error_stack)
+        with self._table_queue.explained("record an error of"):
+            by_hand.fail(self._table_queue, key, self._hash_of(key), error_message, error_stack)
 
     def ignore(self, key: Mapping[str, Any]) -> None:
         """Mark a key to be left alone."""
@@ -276,7 +280,7 @@ class TableJobs(Jobs):
 
     def progress(self) -> dict[str, int]:
         """How many jobs there are of each status, and in all."""
-        sql = self._queue.sql(self._queue.engine.count_by_status, where="WHERE table_name = %(table)s")
+        sql = self._queue.sql(self._queue.engine.jobs.count_by_status, where="WHERE table_name = %(table)s")
         rows = self._queue.db.execute(sql, table=self._target.table_name).fetchall()
         counts = {status: 0 for status in STATUSES} | {status: count for _, status, count in rows}
         pending = counts.pop("scheduled")
@@ -295,17 +299,10 @@ def _of_status(name: str) -> re.Pattern[str]:
     )
 
 
-def _heading(queue: Queue, table: Any, attributes: list[Any]) -> Heading:
-    heading = Heading([attribute.todict() for attribute in attributes], queue.jobs.heading.table_info)
-    # DataJoint would look it up, and the columns with it.
-    heading._table_status = {"comment": f"jobs of {type(table).__name__}"}
-    return heading
-
-
 def _attributes(queue: Queue, keys: Keys) -> list[Any]:
     """The columns of the view with their SQL: the key's, DataJoint 2's, and all others that `~jobs` has."""
     stored, engine = queue.jobs.heading.attributes, queue.engine
-    computed = engine.shown_columns()
+    computed = engine.dialect.shown_columns()
     in_key = [
         # NULL where a table of the same name that had other keys has left a job, which no array of numbers can hold.
         datajoint_api.whole(attribute)._replace(in_key=True, attribute_expression=sql, dtype=object)
@@ -329,7 +326,7 @@ def list_in_schemas() -> None:
     def of_schema(schema: Any) -> list[TableJobs]:
         tables: list[Any] = registry.tables_at(server_of(schema.connection))
         there = set(schema.list_tables()) if Jobs(schema.connection, schema.database).is_declared else set()
-        ours = [one for one in tables if one.__dict__["database"] == schema.database and one.table_name in there]
+        ours = [one for one in tables if declared_database(one) == schema.database and one.table_name in there]
         return [table.jobs for table in sorted(ours, key=lambda table: table.__name__)]
 
     datajoint_api.list_jobs_of_schema(of_schema)

@@ -16,6 +16,7 @@ import datajoint as dj
 from datajoint.errors import DataJointError
 
 from ..dj.compat import LostConnectionError, datajoint_api
+from ..dj.tables import declared_database
 from ..errors import DjJobsError
 from ..queue.database import connect
 from ..sql import engine_for
@@ -130,7 +131,7 @@ def _is_about_connecting(error: BaseException) -> bool:
     if isinstance(error, (LostConnectionError, EOFError)):
         return True
     not_configured = isinstance(error, DataJointError) and "not configured" in str(error)
-    return not_configured or engine_for(datajoint_api.configured_backend()).diagnose(error) in (
+    return not_configured or engine_for(datajoint_api.configured_backend()).errors.diagnose(error) in (
         "credentials",
         "unreachable",
     )
@@ -177,7 +178,7 @@ def _named(module: ModuleType, name: str) -> list[type]:
         return _tables_in(thing)
     target = f"{module.__name__}:{name}"
     if isinstance(thing, type) and issubclass(thing, (dj.Computed, dj.Imported)):
-        if thing.__dict__.get("database") is None:
+        if declared_database(thing) is None:
             raise DjJobsError(f"The schema of {target} is not activated, so it has no queue.")
         if issubclass(thing, JobsMixin):
             return [thing]

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    from .execute import Outcome
+from .outcome import Outcome
 
 __all__ = ["ProgressBar", "RunBar"]
 

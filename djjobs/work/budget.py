@@ -93,7 +93,6 @@ class Pace:
 
     def __init__(self) -> None:
         self._seconds: float | None = None
-        self.longest = 0.0
 
     @contextmanager
     def timing(self) -> Iterator[None]:
@@ -102,12 +101,7 @@ class Pace:
             yield
         finally:
             took = time.monotonic() - started
-            self.longest = max(self.longest, took)
             self._seconds = took if self._seconds is None else 0.7 * self._seconds + 0.3 * took
-
-    def is_shorter_than(self, seconds: float) -> bool:
-        """Whether the last jobs took less than this; False if there were none."""
-        return self._seconds is not None and self._seconds < seconds
 
     @property
     def batch(self) -> int:

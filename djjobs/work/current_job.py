@@ -1,97 +1,22 @@
-"""The job that runs now: what make() can ask about it and tell of it, and what others tell it.
-
-A slot and whoever keeps watch over it share a page of memory. The slot writes there what it is working on;
-that costs no system call, and can be read after the slot was killed.
-"""
+"""The job that runs now: what make() can ask about it and tell of it, and what others ask of it."""
 
 from __future__ import annotations
 
 import json
-import mmap
-import struct
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from dataclasses import replace
 
 from ..errors import DjJobsError, JobCancelled, JobTimeout
 from ..interrupt import Stop
 from ..queue.claim import Job
+from ..run.run import Run
+from .messages import Request
+from .shared_memory import SharedMemory, Started
 
-if TYPE_CHECKING:
-    from ..run.run import Run
-
-__all__ = ["CurrentJob", "Desk", "Page", "Started", "current_job"]
-
-_PAGE_SIZE = 8192
-_RECORD = struct.Struct("<dq32si")  # since when, claim, hash, which table
-_RECORDS = (8, 8 + _RECORD.size)
-_PROGRESS = (1024, 1024 + 3072)
-_LENGTH = struct.Struct("<I")
-
-
-@dataclass(frozen=True)
-class Started:
-    """A job that a slot has begun."""
-
-    since: float
-    claim: int
-    key_hash: str
-    table: int
-
-
-class Page:
-    """The shared page. Each of its two parts is written beside the last version, which then counts."""
-
-    def __init__(self) -> None:
-        self._memory = mmap.mmap(-1, _PAGE_SIZE)
-
-    def write(self, started: Started | None) -> None:
-        memory = self._memory
-        if started is None:
-            memory[0] = 0
-            return
-        which = 2 if memory[0] == 1 else 1
-        values = started.since, started.claim, started.key_hash.encode(), started.table
-        _RECORD.pack_into(memory, _RECORDS[which - 1], *values)
-        memory[1] = memory[2] = 0
-        memory[0] = which
-
-    def read(self) -> Started | None:
-        which = self._memory[0]
-        if not which:
-            return None
-        since, claim, key_hash, table = _RECORD.unpack_from(self._memory, _RECORDS[which - 1])
-        return Started(since, claim, key_hash.decode(), table)
-
-    @property
-    def has_yielded(self) -> bool:
-        """Whether make() has heeded an interrupt; what follows is our own business."""
-        return bool(self._memory[2])
-
-    def write_yielded(self) -> None:
-        self._memory[2] = 1
-
-    def write_progress(self, text: str) -> None:
-        data = text.encode()
-        if len(data) > _PROGRESS[1] - _PROGRESS[0] - _LENGTH.size:
-            raise DjJobsError("The note of a progress must be shorter than 2000 characters.")
-        which = 2 if self._memory[1] == 1 else 1
-        place = _PROGRESS[which - 1]
-        _LENGTH.pack_into(self._memory, place, len(data))
-        self._memory[place + _LENGTH.size : place + _LENGTH.size + len(data)] = data
-        self._memory[1] = which
-
-    def read_progress(self) -> str | None:
-        """How far the job is, as JSON; None if it has not said."""
-        which = self._memory[1]
-        if not which:
-            return None
-        place = _PROGRESS[which - 1]
-        (length,) = _LENGTH.unpack_from(self._memory, place)
-        return self._memory[place + _LENGTH.size : place + _LENGTH.size + length].decode()
+__all__ = ["CurrentJob", "SlotState", "current_job"]
 
 
 class CurrentJob:
@@ -107,9 +32,9 @@ class CurrentJob:
         The priority of the job.
     """
 
-    def __init__(self, job: Job, page: Page) -> None:
+    def __init__(self, job: Job, memory: SharedMemory) -> None:
         self.key, self.attempt, self.priority = job.key, job.attempt + 1, job.priority
-        self._job, self._page = job, page
+        self._job, self._memory = job, memory
         self._cancelled = False
         self._find_run: Callable[[], Run | None] = lambda: None
 
@@ -141,7 +66,7 @@ class CurrentJob:
             What is being done. Defaults to nothing.
         """
         self.check_cancelled()
-        self._page.write_progress(json.dumps({"done": done, "total": total, "note": note}))
+        self._memory.write_progress(json.dumps({"done": done, "total": total, "note": note}))
 
 
 _here = threading.local()
@@ -164,53 +89,53 @@ def current_job() -> CurrentJob:
     return job
 
 
-class Desk:
-    """Where a slot works: it puts its job on the page, and orders about the job arrive here."""
+class SlotState:
+    """What a slot is doing: the job that it runs, for its monitor to see, and what is asked of that job."""
 
-    def __init__(self, page: Page, stop: Stop) -> None:
-        self._page, self._stop = page, stop
+    def __init__(self, memory: SharedMemory, stop: Stop) -> None:
+        self._memory, self._stop = memory, stop
         self._current: CurrentJob | None = None
-        self._called_off: set[tuple[str, int]] = set()
+        self._cancelled: set[tuple[str, int]] = set()
         self._lock = threading.Lock()
 
     @contextmanager
-    def working_on(self, job: Job, table: int) -> Iterator[CurrentJob]:
-        """The time that a job is on the desk."""
-        current = CurrentJob(job, self._page)
+    def running(self, job: Job, table: int) -> Iterator[CurrentJob]:
+        """The time that a job runs; `table` is the number of its table in this worker."""
+        current = CurrentJob(job, self._memory)
         with self._lock:
-            current._cancelled = (job.key_hash, job.claim) in self._called_off
+            current._cancelled = (job.key_hash, job.claim) in self._cancelled
             self._current = _here.job = current
-        self._page.write(Started(time.monotonic(), job.claim, job.key_hash, table))
+        self._memory.write(Started(time.monotonic(), job.claim, job.key_hash, table))
         try:
             yield current
         finally:
             with self._lock:
                 self._current = _here.job = None
                 self._stop.forget_interrupt()
-            self._page.write(None)
+            self._memory.write(None)
 
-    def start_the_clock(self) -> None:
+    def restart_clock(self) -> None:
         """The job begins only now: what was before does not count for its time-out."""
-        started = self._page.read()
+        started = self._memory.read()
         if started is not None:
-            self._page.write(replace(started, since=time.monotonic()))
+            self._memory.write(replace(started, since=time.monotonic()))
 
     def has_yielded(self) -> None:
         """make() was interrupted and is over."""
-        self._page.write_yielded()
+        self._memory.write_yielded()
 
-    def order(self, what: str, key_hash: str, claim: int) -> None:
-        """An order about a job, from another thread: "cancel", "force" or "timeout"."""
+    def ask(self, request: Request) -> None:
+        """Something is asked of a job. Called from another thread."""
         with self._lock:
             current = self._current
-            is_current = current is not None and (current._job.key_hash, current._job.claim) == (key_hash, claim)
-            if what != "timeout":
-                self._called_off.add((key_hash, claim))
+            is_current = current is not None and (current._job.key_hash, current._job.claim) == request.token
+            if request.what != "timeout":
+                self._cancelled.add(request.token)
             if current is None or not is_current:
                 return
-            if what == "timeout":
+            if request.what == "timeout":
                 self._stop.interrupt_with(JobTimeout)
                 return
             current._cancelled = True
-            if what == "force":
+            if request.what == "force":
                 self._stop.interrupt_with(JobCancelled)

@@ -1,21 +1,23 @@
-"""Executing: make() for one claimed job, by DataJoint's own hand, and what comes of it."""
+"""Run one claimed job: DataJoint calls make(), and what came of it is recorded."""
 
 from __future__ import annotations
 
 import logging
 import time
 import traceback
-from dataclasses import dataclass
 from typing import Any
 
+from ..dj.tables import make_one
 from ..errors import JobCancelled, JobTimeout, LeaseLost
 from ..interrupt import Stop
 from ..queue.claim import Job
-from ..queue.finish import Failure, Finisher
+from ..queue.finish import Failure
+from ..queue.table_queue import TableQueue
 from ..run.hooks import RunHooks
-from .current_job import CurrentJob, Desk
+from .current_job import CurrentJob, SlotState
+from .outcome import Outcome, describe, tell_of_given_back
 
-__all__ = ["Executor", "Outcome", "clean_up_after", "describe"]
+__all__ = ["Executor", "clean_up_after"]
 
 logger = logging.getLogger("djjobs")
 
@@ -23,52 +25,31 @@ logger = logging.getLogger("djjobs")
 _TRANSIENT_TRIES = 3
 
 
-@dataclass(frozen=True)
-class Outcome:
-    """What came of a job: make() ran, or the key was there already, or there was an error, or it was called off.
-
-    `retry_in` says in how many seconds a failed job will be tried again.
-    """
-
-    key: dict[str, Any]
-    made: bool
-    error: BaseException | None = None
-    message: str = ""
-    retry_in: float | None = None
-    cancelled: bool = False
-    seconds: float = 0.0
-
-    @property
-    def stays_an_error(self) -> bool:
-        """Whether the job failed and nobody will try it again."""
-        return self.error is not None and self.retry_in is None and not isinstance(self.error, LeaseLost)
-
-    def error_to_raise(self, suppress_errors: bool) -> BaseException | None:
-        """What a populate raises because of this job. As in DataJoint, SystemExit is not suppressed."""
-        suppressed = suppress_errors and isinstance(self.error, (Exception, KeyboardInterrupt))
-        return None if suppressed or self.retry_in is not None else self.error
-
-
 class Executor:
     """Runs the jobs of one table, one after the other.
 
     Parameters
     ----------
-    desk
-        Where jobs are put while they run.
+    jobs : TableQueue
+        The queue of the table.
+    make_kwargs : dict, optional
+        Passed on to make().
+    state : SlotState
+        Shows which job runs, and is asked to cancel it.
     number : int
-        The table's number on the desk. Defaults to 0.
+        The number of the table in this worker. Defaults to 0.
     """
 
-    def __init__(self, finisher: Finisher, make_kwargs: dict[str, Any] | None, desk: Desk, number: int = 0) -> None:
-        self.finisher, self._make_kwargs, self._desk, self._number = finisher, make_kwargs, desk, number
-        self._queue, self._table = finisher.queue, finisher.keys.table
-        self.runs = RunHooks(finisher)
+    def __init__(self, jobs: TableQueue, make_kwargs: dict[str, Any] | None, state: SlotState, number: int = 0) -> None:
+        self.finisher, self._make_kwargs, self._state, self._number = jobs.finisher, make_kwargs, state, number
+        self._queue, self._name = jobs.queue, jobs.name
+        self._table: Any = jobs.table
+        self.runs = RunHooks(jobs.finisher)
 
     def run(self, job: Job, stop: Stop) -> Outcome:
         """Run a job to its end. Errors come back in the outcome; a stop gives the job back and is raised."""
         started = time.monotonic()
-        with self._desk.working_on(job, self._number) as current:
+        with self._state.running(job, self._number) as current:
             current._find_run = lambda: self.runs.of(job)
             try:
                 return self._make(job, current, stop)
@@ -89,15 +70,15 @@ class Executor:
             try:
                 current.check_cancelled()
                 self.finisher.keys.insist_on_fit(job.key)
-                if self.runs.prepare(job, self._desk, stop):
+                if self.runs.prepare(job, self._state.restart_clock, stop):
                     started = time.monotonic()
                 with self.finisher.with_commit(job, elapsed, stop), stop.interruptible():
-                    made = self._table._populate1(job.key, None, False, True, make_kwargs=self._make_kwargs)
+                    made = make_one(self._table, job.key, self._make_kwargs)
             except Exception as error:
                 interrupted = stop.requested or stop.interrupted_by
                 if interrupted or not tries_left or not self._queue.db.is_transient(error):
                     raise
-                logger.warning("%s %s is tried again: %s", type(self._table).__name__, job.key, error)
+                logger.warning("%s %s is tried again: %s", self._name, job.key, error)
                 self._queue.db.recover_from(error)
                 continue
             if not made:
@@ -110,7 +91,7 @@ class Executor:
         db = self._queue.db
         if stop.interrupted_by is not None:
             # It is the interrupt itself, or what the driver says of the statement that it broke.
-            self._desk.has_yielded()
+            self._state.has_yielded()
             db.reconnect()
             return self._interruption(stop.interrupted_by, job).with_traceback(raised.__traceback__)
         if isinstance(raised, Exception):
@@ -121,15 +102,15 @@ class Executor:
         return raised
 
     def _interruption(self, kind: type[Exception], job: Job) -> Exception:
-        name = type(self._table).__name__
         if kind is JobTimeout:
-            return JobTimeout(f"make() of {name} took longer than {self.finisher.policy.timeout:g} s.")
-        return JobCancelled(f"The job {job.key} of {name} was cancelled.")
+            return JobTimeout(f"make() of {self._name} took longer than {self.finisher.policy.timeout:g} s.")
+        return JobCancelled(f"The job {job.key} of {self._name} was cancelled.")
 
     def _give_back_after_stop(self, job: Job) -> None:
         try:
             self._queue.db.start_afresh()
-            self.finisher.give_back([job])
+            if self.finisher.give_back([job]):
+                tell_of_given_back(self._name, [job])
         except Exception as error:
             logger.warning("%s could not be given back; its lease will end: %s", job.key, error)
 
@@ -147,8 +128,7 @@ class Executor:
                 if status == "cancelled":
                     return self._cancelled(job, message, seconds)
                 if status == "success" and isinstance(error, Exception):
-                    name = type(self._table).__name__
-                    logger.info("%s %s: somebody else made it meanwhile; here: %s", name, job.key, message)
+                    logger.info("%s %s: somebody else made it meanwhile; here: %s", self._name, job.key, message)
                     return Outcome(job.key, made=False, seconds=seconds)
                 return Outcome(job.key, made=False, error=error, message=message, retry_in=wait, seconds=seconds)
         except LeaseLost as lost:
@@ -166,9 +146,3 @@ def clean_up_after(table: Any, key: dict[str, Any]) -> None:
         table.on_cancel(key)
     except Exception:
         logger.exception("on_cancel of %s failed for %s", type(table).__name__, key)
-
-
-def describe(error: BaseException) -> str:
-    """An error in one line, as DataJoint records it: its class and its message."""
-    text = str(error)
-    return type(error).__name__ + (f": {text}" if text else "")

@@ -1,188 +1,227 @@
-"""Working: one process claims jobs and runs them, until there are none."""
+"""The work loop: claim jobs, run them, report what came of them, until there is nothing left or somebody says stop.
+
+The same loop runs in the caller's process (`populate`) and in the slots of `populate(processes=N)` and of
+`djjobs worker`. What they do when the queue is empty differs: see `empty`.
+"""
 
 from __future__ import annotations
 
-import logging
-import random
+import contextlib
 import time
-from collections.abc import Callable
+from collections.abc import Callable, MutableSequence, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 from ..events.watch import HeldEvents
 from ..interrupt import Stop
 from ..queue.claim import Claims, Job
-from ..queue.enqueue import is_scheduling
-from ..queue.queue import Queue
-from ..settings import settings
+from ..queue.database import Database
+from ..queue.identity import Claimant
+from ..queue.table_queue import TableQueue
+from ..telemetry import emit
 from .budget import Budget, Pace
-from .execute import Executor, Outcome
-from .shifts import Shifts
+from .current_job import SlotState
+from .execute import Executor
+from .outcome import Outcome, tell_of, tell_of_given_back
 
-__all__ = ["MakeFailed", "Options", "Results", "Scheduling", "patience_with_limit", "work"]
+__all__ = ["Limits", "Loop", "Source", "WhenEmpty", "databases_of"]
 
-logger = logging.getLogger("djjobs")
-
-#: A populate that finds nothing waits for the interval between two schedulings to pass, if that is no longer than this;
-#: and a bit longer, so that whoever may schedule then is through.
-_LONGEST_WAIT, _SLACK = 10.0, 1.0
+#: A job is not begun if the longest one of its table, and a bit, would not fit into the time that is left.
+_MARGIN = 1.2
 
 
-class MakeFailed(Exception):
-    """Carries what make() raised past everything that explains errors of the queue."""
+class Source:
+    """A table whose jobs a loop runs.
 
-    def __init__(self, error: BaseException) -> None:
-        super().__init__(error)
-        self.error = error
+    Parameters
+    ----------
+    jobs : TableQueue
+        The queue of the table.
+    claims : Claims
+        What may be claimed of it.
+    number : int
+        The number of the table in this worker.
+    """
+
+    def __init__(
+        self,
+        jobs: TableQueue,
+        claims: Claims,
+        state: SlotState,
+        make_kwargs: dict[str, Any] | None = None,
+        number: int = 0,
+    ) -> None:
+        self.jobs, self.claims, self.number = jobs, claims, number
+        self.executor = Executor(jobs, make_kwargs, state, number)
+        self.pace = Pace()
 
 
-@dataclass(frozen=True)
-class Options:
-    """What a populate was asked to do."""
+class WhenEmpty(Protocol):
+    """What a loop does when it has found no jobs."""
 
-    order: str = "original"
-    priority: int | None = None
-    suppress_errors: bool = False
-    return_exception_objects: bool = False
-    make_kwargs: dict[str, Any] | None = None
-    keep_completed: bool = False
-    max_calls: int | None = None
-    limit: int | None = None
-    processes: int | None = 1
-    display_progress: bool = False
-    #: Whether to run jobs, too, that only an event has put there.
-    automatic: bool = True
+    def found(self) -> None:
+        """There were jobs."""
+
+    def look_again(self, loop: Loop) -> bool:
+        """There were none: schedule, wait, or give up. Whether to look once more."""
 
 
 @dataclass
-class Results:
-    """What populate returns."""
+class Limits:
+    """When a loop ends although there are jobs.
 
-    success_count: int = 0
-    error_list: list[tuple[dict[str, Any], Any]] = field(default_factory=list)
+    Attributes
+    ----------
+    max_jobs : int, optional
+        After so many jobs.
+    deadline : float, optional
+        At this time; jobs that would take longer are not begun.
+    longest : sequence of float
+        How long the longest job of each table took, for all slots to know.
+    suppress_errors : bool, optional
+        Whether a populate goes on after an error. None for a worker, which always does.
+    """
 
-    def as_dict(self) -> dict[str, Any]:
-        return {"success_count": self.success_count, "error_list": self.error_list}
+    max_jobs: int | None = None
+    deadline: float | None = None
+    longest: MutableSequence[float] = field(default_factory=lambda: [0.0])
+    suppress_errors: bool | None = None
 
-    def add(self, outcome: Outcome, as_object: bool) -> None:
-        if outcome.error is not None and outcome.retry_in is None:
-            self.error_list.append((outcome.key, outcome.error if as_object else outcome.message))
-        elif outcome.made:
-            self.success_count += 1
+    def fits(self, number: int) -> bool:
+        """Whether a job of this table would end in time."""
+        return self.deadline is None or time.monotonic() + self.longest[number] * _MARGIN < self.deadline
 
 
-class Scheduling:
-    """How a populate schedules: before its work, and again while it finds nothing to do.
+class Loop:
+    """Claims jobs and runs them.
 
     Parameters
     ----------
-    schedule
-        Schedules and returns whether that was limited, because somebody had done so just before.
-    label : str
-        The table, as messages name it.
+    sources : sequence of Source
+        The tables, upstream first.
+    claimant : Claimant
+        In whose name jobs are claimed.
+    budget : Budget
+        How many jobs may be run, shared with other slots.
+    stop : Stop
+        Catches the signals that end the work.
+    begin : callable
+        Called when there are jobs to run, before the first of them.
+    report : callable
+        Called with the outcome of every job.
+    patience : float
+        For how many seconds to wait for a server that has gone away.
+    prepare : callable
+        Called before all else, with the same patience. Defaults to nothing.
     """
 
-    def __init__(self, schedule: Callable[[], bool], label: str) -> None:
-        self._schedule, self.label = schedule, label
-        #: Whether the last one was limited.
-        self.limited = False
+    def __init__(
+        self,
+        sources: Sequence[Source],
+        claimant: Claimant,
+        *,
+        budget: Budget,
+        stop: Stop,
+        limits: Limits,
+        when_empty: WhenEmpty,
+        begin: Callable[[], None],
+        report: Callable[[Outcome], None],
+        patience: float,
+        prepare: Callable[[], None] = lambda: None,
+    ) -> None:
+        self.sources, self.stop = sources, stop
+        self._claimant, self._budget, self._limits, self._when_empty = claimant, budget, limits, when_empty
+        self._begin, self._report, self._patience, self._prepare = begin, report, patience, prepare
+        self._events = HeldEvents(db.connection for db in databases_of([source.jobs for source in sources]))
+        self._jobs_done = 0
+        self._has_failed = False
 
-    def now(self) -> None:
-        self.limited = self._schedule()
-
-
-def patience_with_limit(label: str) -> float:
-    """How long who found nothing waits for the interval to pass; zero if that would be too long, which is said."""
-    interval = settings.min_scheduling_interval
-    if interval <= _LONGEST_WAIT:
-        return interval + _SLACK
-    logger.warning(
-        "%s was scheduled less than min_scheduling_interval = %g s ago, so new keys were not looked for and there was "
-        "nothing to do. To look at once: schedule_jobs(min_scheduling_interval=0).",
-        label,
-        interval,
-    )
-    return 0.0
-
-
-def work(
-    queue: Queue,
-    claims: Claims,
-    executor: Executor,
-    options: Options,
-    *,
-    budget: Budget,
-    stop: Stop,
-    begin: Callable[[], None],
-    scheduling: Scheduling,
-    report: Callable[[Outcome], None],
-) -> None:
-    """Claim and run jobs until there are none, the budget is spent, or an error is not to be suppressed.
-
-    Parameters
-    ----------
-    begin
-        Called when there are claims to be kept alive.
-    """
-    pace = Pace()
-    claimed: list[Job] = []
-    empty_handed = True
-    patient = queue.db.patient(settings.reconnect_timeout, unless=lambda: stop.requested is not None)
-    with patient, HeldEvents([queue.db.connection]) as events, Shifts() as shifts:
-        try:
-            while room := budget.take(pace.batch):
-                claimed = _claim(queue, claims, room, stop, scheduling, empty_handed)
-                budget.put_back(room - len(claimed))
-                if not claimed:
+    def run(self) -> None:
+        """Work until there is nothing left to do. A stop is raised; the jobs that were not run go back."""
+        with contextlib.ExitStack() as stack:
+            for source in self.sources:
+                stack.enter_context(source.jobs.queue.db.patient(self._patience, unless=self._is_stopped))
+            self._prepare()
+            stack.enter_context(self._events)
+            while not self._is_over():
+                self.stop.check()
+                self._events.act()
+                if any(self._run_some(source) for source in self.sources):
+                    self._when_empty.found()
+                elif not self._when_empty.look_again(self):
                     break
-                empty_handed = False
-                may_be_more = len(claimed) == room
-                begin()
-                while claimed:
-                    stop.check()
-                    job = claimed.pop(0)
-                    with pace.timing():
-                        outcome = executor.run(job, stop)
-                    if not outcome.made and outcome.error is None:
-                        budget.refund_call()
-                    report(outcome)
-                    executor.runs.job_over(job, claimed, stop)
-                    events.act(more_jobs=bool(claimed))
-                    error = outcome.error_to_raise(options.suppress_errors)
-                    if error is not None:
-                        raise MakeFailed(error)
-                if may_be_more:
-                    shifts.wait(pace, stop, unless=lambda: budget.is_spent)
-            shifts.leave()
-            executor.runs.look(claims.claimant, stop, begin)
-            stop.check()
+            if not self._has_failed:
+                self.see_to_runs()
+            self.stop.check()
+
+    def see_to_runs(self) -> None:
+        """See to runs that are over, of all tables."""
+        for source in self.sources:
+            source.executor.runs.look(self._claimant, self.stop, self._begin)
+
+    @property
+    def is_late(self) -> bool:
+        """Whether no job would fit into the time that is left."""
+        return not any(self._limits.fits(source.number) for source in self.sources)
+
+    def _is_stopped(self) -> bool:
+        return self.stop.requested is not None
+
+    def _is_over(self) -> bool:
+        return self._has_failed or self._budget.is_spent or self._is_used_up
+
+    @property
+    def _is_used_up(self) -> bool:
+        return self._limits.max_jobs is not None and self._jobs_done >= self._limits.max_jobs
+
+    def _run_some(self, source: Source) -> bool:
+        """Claim some jobs of a table and run them; whether there were any."""
+        jobs = self._claim(source)
+        if not jobs:
+            return False
+        try:
+            self._begin()
+            while jobs and self._may_go_on(source):
+                self.stop.check()
+                self._run(source, jobs.pop(0), jobs)
+                self._events.act(more_jobs=bool(jobs))
         finally:
-            executor.finisher.give_back(claimed)
+            self._give_back(source, jobs)
+        return True
+
+    def _claim(self, source: Source) -> list[Job]:
+        room = self._budget.take(source.pace.batch) if self._limits.fits(source.number) else 0
+        jobs = source.claims.take(room) if room else []
+        self._budget.put_back(room - len(jobs))
+        for job in jobs:
+            emit("job claimed", source.jobs.name, job.key, attempt=job.attempt + 1, waited=job.waited)
+        return jobs
+
+    def _may_go_on(self, source: Source) -> bool:
+        return not (self._has_failed or self._budget.ended or self._is_used_up) and self._limits.fits(source.number)
+
+    def _run(self, source: Source, job: Job, rest: list[Job]) -> None:
+        emit("job started", source.jobs.name, job.key, attempt=job.attempt + 1, waited=job.waited)
+        with source.pace.timing():
+            outcome = source.executor.run(job, self.stop)
+        longest = self._limits.longest
+        longest[source.number] = max(longest[source.number], outcome.seconds)
+        self._jobs_done += 1
+        if not outcome.made and outcome.error is None:
+            self._budget.refund_call()
+        suppress = self._limits.suppress_errors
+        self._has_failed = outcome.error_to_raise(suppress is not False) is not None and suppress is not None
+        self._report(outcome)
+        told = {} if suppress is None else {"suppressed": not self._has_failed}
+        tell_of(source.jobs.name, job, outcome, **told)
+        source.executor.runs.job_over(job, rest, self.stop)
+
+    def _give_back(self, source: Source, jobs: list[Job]) -> None:
+        self._budget.put_back(len(jobs))
+        if jobs and source.executor.finisher.give_back(jobs):
+            tell_of_given_back(source.jobs.name, jobs)
 
 
-def _claim(
-    queue: Queue, claims: Claims, count: int, stop: Stop, scheduling: Scheduling, empty_handed: bool
-) -> list[Job]:
-    """Claim jobs.
-
-    While somebody else is still scheduling, an empty queue is no reason to go home. Nor is it for who has found
-    nothing yet and was not allowed to schedule: the interval is waited out once.
-    """
-    jobs, pause, until = claims.take(count), 0.02, 0.0
-    while not jobs:
-        # Asked before looking once more: a scheduling that ends in between is not overlooked.
-        others_schedule = is_scheduling(queue, claims.table_name)
-        jobs = claims.take(count)
-        if jobs:
-            break
-        if not others_schedule:
-            if not (empty_handed and scheduling.limited):
-                break
-            until = until or time.monotonic() + patience_with_limit(scheduling.label)
-            if time.monotonic() >= until:
-                break
-        stop.sleep(random.uniform(pause / 2, pause))
-        pause = min(pause * 1.5, 0.5)
-        if not is_scheduling(queue, claims.table_name):
-            scheduling.now()
-    return jobs
+def databases_of(tables: Sequence[TableQueue]) -> list[Database]:
+    """The connections that these tables use, each once."""
+    return list({id(jobs.queue.db.connection): jobs.queue.db for jobs in tables}.values())

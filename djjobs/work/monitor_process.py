@@ -1,7 +1,6 @@
-"""The pulse of a populate that runs jobs in its caller's own process: a keeper beside it.
+"""The monitor of a populate that runs jobs in its caller's own process: a forked process beside it.
 
-The keeper is a forked process, because make() may hold the interpreter for longer than the lease; where processes
-cannot be forked it is a thread.
+A thread would not do: make() may hold the interpreter for longer than the lease.
 """
 
 from __future__ import annotations
@@ -19,141 +18,109 @@ from typing import Any
 
 import psutil
 
+from .. import telemetry
 from ..interrupt import start_thread
-from ..queue.finish import Finisher
 from ..queue.identity import Claimant
+from ..queue.table_queue import TableQueue
 from ..settings import settings
-from .current_job import Desk, Page
-from .monitor import LOOK_INTERVAL, Keeper
+from .current_job import SlotState
+from .messages import Request, Told
+from .monitor import LOOK_INTERVAL, Monitor
+from .shared_memory import SharedMemory
 
-__all__ = ["Pulse"]
+__all__ = ["MonitorProcess"]
 
 logger = logging.getLogger("djjobs")
 
-#: How often the keeper looks whether the process that it watches is there, and at the time.
+#: How often the monitor looks whether the process that it watches is there, and at the time.
 _GLANCE = 0.5
+#: How long the monitor has to end when it is told to.
+_PATIENCE = 2.0
 
 
-class Pulse:
-    """Keeps the claims of this process alive from the first one on. Use it as a context manager."""
+class MonitorProcess:
+    """Keeps the claims of this process alive from the first one on. Use it as a context manager.
 
-    number = 0
+    If the monitor is killed, another one is started in its place.
+    """
 
-    def __init__(self, claimant: Claimant, finisher: Finisher) -> None:
-        self.page = Page()
-        self._claimant, self._finisher = claimant, finisher
-        self._desk: Desk | None = None
-        self._keeper: _Forked | _Thread | None = None
+    def __init__(self, claimant: Claimant, jobs: TableQueue) -> None:
+        self.memory = SharedMemory()
+        self._claimant, self._jobs = claimant, jobs
+        self._state: SlotState | None = None
+        self._child: _Child | None = None
+        self._starting = threading.Lock()
+        self._has_ended = False
 
-    def listen(self, desk: Desk) -> None:
-        self._desk = desk
+    def listen(self, state: SlotState) -> None:
+        """Let requests about jobs arrive there."""
+        self._state = state
 
-    def begin(self) -> None:
-        """Register the worker and start its keeper, unless that was done."""
-        if self._keeper is not None:
-            return
+    @property
+    def has_begun(self) -> bool:
+        """Whether the worker was registered."""
+        return self._child is not None
+
+    def begin(self) -> bool:
+        """Register the worker and start the monitor, unless that was done; whether it was done now."""
+        if self._child is not None:
+            return False
         # On our own connection, so that a missing privilege is the caller's to see.
-        Keeper(self._claimant, [self._finisher], 1, self._finisher.queue.db).enter()
-        self._keeper = _Forked(self) if hasattr(os, "fork") else _Thread(self)
+        Monitor(self._claimant, [self._jobs], 1, self._jobs.queue.db).register()
+        self._start()
+        return True
 
-    def __enter__(self) -> Pulse:
+    def _start(self) -> None:
+        with self._starting:
+            if not self._has_ended:
+                self._child = _Child(self._claimant, self._jobs, self.memory)
+                start_thread(self._hear, self._child.messages)
+
+    def __enter__(self) -> MonitorProcess:
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self._keeper is None:
-            return
-        self._keeper.end()
-        Keeper(self._claimant, [self._finisher], 1, self._finisher.queue.db).leave()
+        with self._starting:
+            self._has_ended = True
+        if self._child is not None:
+            self._child.end()
+            Monitor(self._claimant, [self._jobs], 1, self._jobs.queue.db).sign_off()
 
-    # -- for the keeper ----------------------------------------------------------------------------------
-
-    def make_keeper(self) -> Keeper | None:
-        """A keeper with a connection of its own; None if there is no server at the moment."""
-        try:
-            return Keeper(self._claimant, [self._finisher], 1)
-        except Exception as error:
-            logger.warning("The worker cannot be kept alive at the moment: %s", error)
-            return None
-
-    def is_lasting(self) -> bool:
-        """Whether a job runs that takes its time, or may run out of it: others have to hear of it, or it of them."""
-        if self._finisher.policy.timeout is not None:
-            return True
-        started = self.page.read()
-        return started is not None and time.monotonic() - started.since >= LOOK_INTERVAL
-
-    def order(self, *order: Any) -> None:
-        if self._desk is not None:
-            self._desk.order(*order)
+    def _hear(self, messages: Connection) -> None:
+        with contextlib.suppress(EOFError, OSError):
+            while True:
+                message = messages.recv()
+                if isinstance(message, Told):
+                    telemetry.pass_on(message.event)
+                elif self._state is not None:
+                    self._state.ask(message)
+        if not self._has_ended:
+            logger.warning("The process that kept this worker alive was killed; another one is started.")
+            self._start()
 
 
-class _Thread:
-    """A keeper in a thread of the same process."""
+class _Child:
+    """The forked process, as its parent sees it."""
 
-    def __init__(self, pulse: Pulse) -> None:
-        self._pulse, self._ended = pulse, threading.Event()
-        self.page, self.number = pulse.page, pulse.number
-        start_thread(self._run)
-
-    def tell(self, what: str, key_hash: str, claim: int) -> None:
-        self._pulse.order(what, key_hash, claim)
-
-    def kill(self) -> None:
-        """The process is the caller's."""
-
-    def measure(self) -> None:
-        """Nobody will tell how it ended."""
-
-    def _run(self) -> None:
-        keeper = None
-        while not self._ended.wait(_GLANCE):
-            keeper = keeper or self._pulse.make_keeper()
-            if keeper:
-                keeper.tick([self])
-        if keeper:
-            keeper.db.connection.close()
-
-    def end(self) -> None:
-        self._ended.set()
-
-
-class _Forked:
-    """A keeper in a process of its own."""
-
-    def __init__(self, pulse: Pulse) -> None:
-        self._pulse = pulse
-        child_end, self._words = Pipe(duplex=False)
-        orders, orders_end = Pipe(duplex=False)
+    def __init__(self, claimant: Claimant, jobs: TableQueue, memory: SharedMemory) -> None:
+        words, self._words = Pipe(duplex=False)
+        self.messages, messages_end = Pipe(duplex=False)
         parent = os.getpid()
         with warnings.catch_warnings():
-            # The child does nothing but talk to the server; the locks of other threads do not concern it.
+            # The child only talks to the server; the locks of other threads do not concern it.
             warnings.simplefilter("ignore", DeprecationWarning)
             self._pid = os.fork()
         if self._pid == 0:
-            _Guardian(pulse, parent, child_end, orders_end, [self._words, orders]).run()
-        child_end.close()
-        orders_end.close()
-        self._ended = False
-        self._substitute: _Thread | None = None
-        start_thread(self._hear, orders)
-
-    def _hear(self, orders: Connection) -> None:
-        with contextlib.suppress(EOFError, OSError):
-            while True:
-                self._pulse.order(*orders.recv())
-        if not self._ended:
-            logger.warning("The process that kept this worker alive was killed; a thread does so from now on.")
-            self._substitute = _Thread(self._pulse)
+            _Main(claimant, jobs, memory, parent, words, messages_end, [self._words, self.messages]).run()
+        words.close()
+        messages_end.close()
 
     def end(self) -> None:
-        """Let the keeper go, and see it off."""
-        self._ended = True
-        if self._substitute is not None:
-            self._substitute.end()
+        """Tell it to end, and wait for that."""
         with contextlib.suppress(OSError):
             self._words.send("end")
             self._words.close()
-        deadline = time.monotonic() + 2
+        deadline = time.monotonic() + _PATIENCE
         with contextlib.suppress(ChildProcessError):
             while os.waitpid(self._pid, os.WNOHANG)[0] == 0:
                 if time.monotonic() > deadline:
@@ -163,18 +130,28 @@ class _Forked:
                 time.sleep(0.002)
 
 
-class _Guardian:
-    """What the forked process does."""
+class _Main:
+    """What the forked process does. To its monitor it stands for the one slot that there is."""
 
-    def __init__(self, pulse: Pulse, parent: int, words: Connection, orders: Connection, not_ours: list[Any]) -> None:
-        self._pulse, self._parent, self._words, self._orders = pulse, parent, words, orders
-        self._not_ours = not_ours
-        self.page, self.number = pulse.page, pulse.number
-        self._dismissed = False
+    number = 0
 
-    def tell(self, what: str, key_hash: str, claim: int) -> None:
+    def __init__(
+        self,
+        claimant: Claimant,
+        jobs: TableQueue,
+        memory: SharedMemory,
+        parent: int,
+        words: Connection,
+        messages: Connection,
+        not_ours: list[Any],
+    ) -> None:
+        self._claimant, self._jobs, self.memory, self._parent = claimant, jobs, memory, parent
+        self._words, self._messages, self._not_ours = words, messages, not_ours
+        self._is_dismissed = False
+
+    def ask(self, request: Request) -> None:
         with contextlib.suppress(OSError):
-            self._orders.send((what, key_hash, claim))
+            self._messages.send(request)
 
     def kill(self) -> None:
         """The process is the caller's."""
@@ -189,27 +166,47 @@ class _Guardian:
                 signal.signal(number, signal.SIG_IGN)
             for end in self._not_ours:
                 end.close()
+            telemetry.forward_to(lambda event: self._messages.send(Told(event)))
             self._watch()
         except BaseException as error:
-            logger.warning("The keeper of process %s failed: %s", self._parent, error)
+            logger.warning("The monitor of process %s failed: %s", self._parent, error)
         finally:
             # Nothing that this process inherited is its own to close or to flush.
             os._exit(0)
 
     def _watch(self) -> None:
-        # Short jobs need no second connection before the worker, who has just entered, has to be heard of again.
-        keeper, next_beat = None, time.monotonic() + Keeper.interval()
+        # Short jobs need no second connection before the next heartbeat is due: the worker has just registered.
+        monitor, next_beat = None, time.monotonic() + Monitor.interval()
         while not self._is_over():
-            if keeper is None and (time.monotonic() >= next_beat or self._pulse.is_lasting()):
-                keeper = self._pulse.make_keeper()
+            if monitor is None and (time.monotonic() >= next_beat or self._is_lasting()):
+                monitor = self._new_monitor()
             # A process that was suspended does not work, so nobody may wait for it longer than for a dead one.
-            if keeper and not self._is_suspended():
-                keeper.tick([self])
-        if not self._dismissed and (keeper := keeper or self._pulse.make_keeper()):
-            keeper.bury(self, f"the process {self._parent} was killed or crashed.")
-            keeper.leave()
-        if keeper:
-            keeper.db.connection.close()
+            if monitor and not self._is_suspended():
+                monitor.tick([self])
+        if not self._is_dismissed and (monitor := monitor or self._new_monitor()):
+            # The parent is gone, and its subscribers with it.
+            telemetry.forward_to(None)
+            story = f"the process {self._parent} was killed or crashed."
+            telemetry.emit("worker died", worker=self._claimant.worker_id, story=story)
+            monitor.slot_died(self, story)
+            monitor.sign_off()
+        if monitor:
+            monitor.db.connection.close()
+
+    def _new_monitor(self) -> Monitor | None:
+        """A monitor with a connection of its own; None if there is no server at the moment."""
+        try:
+            return Monitor(self._claimant, [self._jobs], 1)
+        except Exception as error:
+            logger.warning("The worker cannot be kept alive at the moment: %s", error)
+            return None
+
+    def _is_lasting(self) -> bool:
+        """Whether a job runs that takes its time, or has a time-out: others have to hear of it, or it of them."""
+        if self._jobs.policy.timeout is not None:
+            return True
+        started = self.memory.read()
+        return started is not None and time.monotonic() - started.since >= LOOK_INTERVAL
 
     def _is_suspended(self) -> bool:
         try:
@@ -218,7 +215,7 @@ class _Guardian:
             return False
 
     def _is_over(self) -> bool:
-        """Whether the parent has sent this process home, or is gone: the pipe ends, or somebody else is the parent.
+        """Whether the parent has told this process to end, or is gone: the pipe ends, or it has another parent.
 
         The kernel closes a dead process's files before it gives its children another parent, and a process that
         make() has started may hold the pipe open.
@@ -226,6 +223,6 @@ class _Guardian:
         glance = min(_GLANCE, settings.heartbeat_interval / 4)
         if wait([self._words], glance):
             with contextlib.suppress(EOFError, OSError):
-                self._dismissed = self._words.recv() == "end"
+                self._is_dismissed = self._words.recv() == "end"
             return True
         return os.getppid() != self._parent

@@ -1,21 +1,33 @@
-"""What a worker was asked to do, and the tables that it does it for."""
+"""What a populate or a worker was asked to do."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from ..dj.compat import datajoint_api
 from ..errors import DjJobsError
-from ..queue.claim import Claims
-from ..queue.database import Database, explained
-from ..queue.finish import Finisher
-from ..queue.keys import Keys, table_label
-from ..queue.queue import Queue
 from ..settings import check_seconds
 
-__all__ = ["Bench", "WorkerOptions", "one_a_connection"]
+__all__ = ["PopulateOptions", "WorkerOptions"]
+
+
+@dataclass(frozen=True)
+class PopulateOptions:
+    """What a populate was asked to do; see `JobsMixin.populate`."""
+
+    order: str = "original"
+    priority: int | None = None
+    suppress_errors: bool = False
+    return_exception_objects: bool = False
+    make_kwargs: dict[str, Any] | None = None
+    max_calls: int | None = None
+    limit: int | None = None
+    processes: int | None = 1
+    display_progress: bool = False
+    #: Whether to schedule before working.
+    schedules: bool = True
+    #: Whether to run jobs, too, that only an event has put there.
+    automatic: bool = True
 
 
 @dataclass(frozen=True)
@@ -70,42 +82,3 @@ class WorkerOptions:
         for name in ("idle_timeout", "walltime", "grace"):
             if getattr(self, name) is not None:
                 check_seconds(name, getattr(self, name))
-
-
-@dataclass
-class Bench:
-    """One table, ready to be worked on."""
-
-    table: Any
-    number: int
-    queue: Queue
-    keys: Keys
-    finisher: Finisher
-
-    @classmethod
-    def of(cls, table: Any, number: int, options: WorkerOptions) -> Bench:
-        with explained(table.connection, table_label(table), "work on"):
-            queue, keys = table._queue_and_keys(options.restrictions)
-            # A bad restriction is to be found out here, not by every slot.
-            queue.db.execute(f"{keys.source_sql} LIMIT 0")
-            Claims(queue, keys, options.order)
-            return cls(table, number, queue, keys, table._finisher(queue, keys))
-
-    def schedule(self, at_once: bool) -> bool:
-        """Schedule, unless that is left to people; whether it was limited, because somebody had done so just before."""
-        if not datajoint_api.refresh_by_default(self.table.connection):
-            return False
-        interval = 0 if at_once else None
-        return self.table._schedule(self.queue, self.keys, interval=interval, take_along=False).rate_limited
-
-    def has_retries(self) -> bool:
-        """Whether jobs wait for their next try."""
-        engine, join = self.queue.engine, ""
-        if self.keys.restricted:
-            join = self.queue.sql(engine.join_chosen, chosen=self.keys.chosen_sql)
-        sql = self.queue.sql(engine.has_retries, join_chosen=join)
-        return bool(self.queue.db.execute(sql, table=self.table.table_name).fetchone()[0])
-
-
-def one_a_connection(benches: list[Bench]) -> Iterable[Database]:
-    return {id(bench.queue.db.connection): bench.queue.db for bench in benches}.values()

@@ -1,4 +1,4 @@
-"""Slots: child processes that run jobs, and what their supervisor sees of them.
+"""The pool: child processes, called slots, and what their supervisor sees of them.
 
 They are forked, so that classes defined in a notebook work, and not daemonic, so that make() may start
 processes of its own.
@@ -20,62 +20,51 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from multiprocessing.connection import Connection, wait
-from typing import Any, Protocol
+from typing import Any
 
 import psutil
 
+from .. import telemetry
 from ..errors import DjJobsError
 from ..interrupt import Stop, start_thread
-from .current_job import Desk, Page
-from .execute import Outcome
-from .loop import MakeFailed
+from .current_job import SlotState
+from .messages import JobOver, Log, Message, Request, SlotDied, SlotEnded, SlotFailed, Told, Wake
+from .outcome import Outcome
+from .shared_memory import SharedMemory
 
-__all__ = ["Crew", "Death", "Line", "Slot", "SlotLine"]
+__all__ = ["Pool", "Slot", "SlotChannel", "picklable"]
 
 logger = logging.getLogger("djjobs")
 
+#: How many of the last lines that a slot printed are told if it dies.
 _LINES_KEPT = 20
 
 
-class Line(Protocol):
-    """What connects the place where jobs run with whoever keeps watch over it."""
+class SlotChannel:
+    """A slot's own end of the connection to its supervisor."""
 
-    page: Page
-
-    def listen(self, desk: Desk) -> None:
-        """Let orders arrive at this desk."""
-
-    def begin(self) -> None:
-        """There are jobs to run: from now on somebody has to keep watch."""
-
-
-class SlotLine:
-    """A slot's own end of the line to its supervisor."""
-
-    def __init__(self, page: Page, messages: Connection, orders: Connection) -> None:
-        self.page = page
+    def __init__(self, memory: SharedMemory, messages: Connection, orders: Connection) -> None:
+        self.memory = memory
         self._messages, self._orders = messages, orders
-        self._desk: Desk | None = None
+        self._state: SlotState | None = None
         self._awake = threading.Event()
         self._sending = threading.RLock()
         start_thread(self._hear)
 
-    def send(self, message: Any) -> None:
+    def send(self, message: Message) -> None:
         with self._sending:
             self._messages.send(message)
 
     def report(self, outcome: Outcome) -> None:
         """Tell the supervisor what came of a job."""
-        self.send(outcome if outcome.error is None else replace(outcome, error=picklable(outcome.error)))
+        self.send(JobOver(outcome if outcome.error is None else replace(outcome, error=picklable(outcome.error))))
 
-    def listen(self, desk: Desk) -> None:
-        self._desk = desk
+    def listen(self, state: SlotState) -> None:
+        """Let requests about jobs arrive there."""
+        self._state = state
 
-    def begin(self) -> None:
-        """The supervisor keeps watch all the time."""
-
-    def wait_until_called(self, stop: Stop) -> None:
-        """Sleep until the supervisor says that it is worth looking for jobs again."""
+    def wait_until_woken(self, stop: Stop) -> None:
+        """Sleep until the supervisor says that there may be jobs."""
         with stop.interruptible():
             while not self._awake.wait(60):
                 pass
@@ -85,16 +74,12 @@ class SlotLine:
         with contextlib.suppress(EOFError, OSError):
             while True:
                 order = self._orders.recv()
-                if order == "wake":
+                if isinstance(order, Wake):
                     self._awake.set()
-                elif self._desk is not None:
-                    self._desk.order(*order)
+                elif self._state is not None:
+                    self._state.ask(order)
         # The supervisor is gone, however it went.
         os.kill(os.getpid(), signal.SIGTERM)
-
-
-class Death:
-    """A slot ended without having been told to."""
 
 
 class Slot:
@@ -107,7 +92,7 @@ class Slot:
     number : int
         A number that no slot of this worker had before.
     main : callable
-        What the child does with its line, until it has nothing left to do.
+        What the child does with its channel, until it has nothing left to do.
     others : list of int
         File descriptors that are not the child's business: those of its siblings.
     bound : bool
@@ -115,9 +100,9 @@ class Slot:
     """
 
     def __init__(
-        self, context: Any, number: int, main: Callable[[SlotLine], None], others: list[int], bound: bool
+        self, context: Any, number: int, main: Callable[[SlotChannel], None], others: list[int], bound: bool
     ) -> None:
-        self.number, self.page, self.busy = number, Page(), True
+        self.number, self.memory, self.busy = number, SharedMemory(), True
         self.messages, messages_end = context.Pipe(duplex=False)
         orders_end, self._orders = context.Pipe(duplex=False)
         self.output, output_end = os.pipe()
@@ -125,10 +110,10 @@ class Slot:
         self._rest = ""
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._ooms = _out_of_memory_kills()
-        self.memory = 0
+        self._memory_taken = 0
         self.ends = [self.messages.fileno(), self._orders.fileno(), self.output]
         supervisor = os.getpid() if bound else None
-        arguments = (main, self.page, messages_end, orders_end, output_end, [*others, *self.ends], supervisor)
+        arguments = (main, self.memory, messages_end, orders_end, output_end, [*others, *self.ends], supervisor)
         self.process = context.Process(target=_run_slot, args=arguments, daemon=False)
         with _without_stdin():
             self.process.start()
@@ -139,12 +124,13 @@ class Slot:
     def wake(self) -> None:
         """Let it look for jobs."""
         self.busy = True
-        self._send("wake")
+        self._send(Wake())
 
-    def tell(self, what: str, key_hash: str, claim: int) -> None:
-        self._send((what, key_hash, claim))
+    def ask(self, request: Request) -> None:
+        """Pass on a request about a job."""
+        self._send(request)
 
-    def _send(self, order: Any) -> None:
+    def _send(self, order: Wake | Request) -> None:
         with contextlib.suppress(OSError):
             self._orders.send(order)
 
@@ -172,7 +158,7 @@ class Slot:
     def measure(self) -> None:
         """Remember how much memory it takes, in case it is killed for that."""
         with contextlib.suppress(psutil.Error):
-            self.memory = psutil.Process(self.process.pid).memory_info().rss
+            self._memory_taken = psutil.Process(self.process.pid).memory_info().rss
 
     def story(self) -> str:
         """How it ended: which signal, whether it looks like want of memory, and its last words."""
@@ -180,7 +166,7 @@ class Slot:
         if code is not None and code < 0:
             story = f"the process {self.process.pid} was ended by {_signal_name(-code)}"
             if -code == signal.SIGKILL and _out_of_memory_kills() > self._ooms:
-                memory = f", having taken {self.memory / 2**20:.0f} MB" if self.memory else ""
+                memory = f", having taken {self._memory_taken / 2**20:.0f} MB" if self._memory_taken else ""
                 story += f", it looks like the kernel's out-of-memory killer{memory}"
         else:
             story = f"the process {self.process.pid} ended with exit code {code}"
@@ -196,13 +182,13 @@ class Slot:
             os.close(self.output)
 
 
-class Crew:
+class Pool:
     """The slots of one worker.
 
     Parameters
     ----------
     main : callable
-        What a slot does with its line and its number.
+        What a slot does with its channel and its number.
     bound : bool
         Whether the slots die with their supervisor at once, even if they are deep in C code. Defaults to False.
     pass_on : callable
@@ -212,25 +198,25 @@ class Crew:
     def __init__(
         self,
         context: Any,
-        main: Callable[[SlotLine, int], None],
+        main: Callable[[SlotChannel, int], None],
         bound: bool = False,
         pass_on: Callable[[str], None] = print,
     ) -> None:
         self.slots: list[Slot] = []
         self._context, self._main, self._bound, self._pass_on = context, main, bound, pass_on
-        self._hired = 0
+        self._started = 0
 
-    def hire(self) -> Slot:
+    def start_slot(self) -> Slot:
         """Start one more slot."""
-        self._hired += 1
-        number = self._hired
+        self._started += 1
+        number = self._started
         others = [end for slot in self.slots for end in slot.ends]
-        slot = Slot(self._context, number, lambda line: self._main(line, number), others, self._bound)
+        slot = Slot(self._context, number, lambda channel: self._main(channel, number), others, self._bound)
         self.slots.append(slot)
         return slot
 
-    def listen(self, timeout: float, also: list[Any] | None = None) -> Iterator[tuple[Slot, Any]]:
-        """What the slots say within the timeout. A slot that is gone says `Death` or, if it was to go, None.
+    def listen(self, timeout: float, also: list[Any] | None = None) -> Iterator[tuple[Slot, Message]]:
+        """What the slots say within the timeout, and which of them are gone: `SlotEnded` or `SlotDied`.
 
         Parameters
         ----------
@@ -252,21 +238,24 @@ class Crew:
                 while slot.output in wait([slot.output], 0) and slot.read_output(self._pass_on):
                     pass
                 self.slots.remove(slot)
-                # Whoever ends well has put its job away first.
-                yield slot, (Death() if slot.process.exitcode or slot.page.read() else None)
+                # A slot that ends well has ended its job first.
+                has_died = slot.process.exitcode or slot.memory.read()
+                yield slot, (SlotDied(slot.story()) if has_died else SlotEnded())
                 slot.close()
 
-    def _messages_of(self, slot: Slot) -> Iterator[tuple[Slot, Any]]:
+    def _messages_of(self, slot: Slot) -> Iterator[tuple[Slot, Message]]:
         with contextlib.suppress(EOFError, OSError):
             while slot.messages.poll():
                 message = slot.messages.recv()
-                if isinstance(message, logging.LogRecord):
-                    logger.handle(message)
+                if isinstance(message, Log):
+                    logger.handle(message.record)
+                elif isinstance(message, Told):
+                    telemetry.pass_on(message.event)
                 else:
                     yield slot, message
 
     def end(
-        self, patience: float, release: Callable[[Slot], Any], hear: Callable[[Slot, Any], None] = lambda *_: None
+        self, patience: float, release: Callable[[Slot], Any], hear: Callable[[Slot, Message], None] = lambda *_: None
     ) -> None:
         """Ask all slots to end; kill those that do not in time, and let `release` give back what they had.
 
@@ -280,9 +269,9 @@ class Crew:
         deadline = time.monotonic() + patience
         while self.slots and time.monotonic() < deadline:
             for slot, message in self.listen(0.1):
-                if isinstance(message, Death):
+                if isinstance(message, SlotDied):
                     self._release(slot, release)
-                elif message is not None:
+                else:
                     hear(slot, message)
         for slot in list(self.slots):
             slot.kill()
@@ -312,8 +301,8 @@ def _without_stdin() -> Iterator[None]:
 
 
 def _run_slot(
-    main: Callable[[SlotLine], None],
-    page: Page,
+    main: Callable[[SlotChannel], None],
+    memory: SharedMemory,
     messages: Connection,
     orders: Connection,
     output: int,
@@ -332,17 +321,16 @@ def _run_slot(
     sys.stdin = open(os.devnull)  # noqa: SIM115 - for as long as the process lives
     os.dup2(sys.stdin.fileno(), 0)
     sys.stdout = sys.stderr = os.fdopen(2, "w", buffering=1, closefd=False)
-    line = SlotLine(page, messages, orders)
-    logger.handlers, logger.propagate = [_ToSupervisor(line)], False
+    channel = SlotChannel(memory, messages, orders)
+    logger.handlers, logger.propagate = [_ToSupervisor(channel)], False
+    telemetry.forward_to(lambda event: channel.send(Told(event)))
     try:
-        main(line)
+        main(channel)
     except (KeyboardInterrupt, SystemExit):
         # The supervisor asked for it or got the same signal; it knows.
         pass
-    except MakeFailed as failed:
-        line.send(MakeFailed(picklable(failed.error)))
     except Exception as error:
-        line.send(picklable(error))
+        channel.send(SlotFailed(picklable(error)))
     finally:
         messages.close()
 
@@ -350,9 +338,9 @@ def _run_slot(
 class _ToSupervisor(logging.Handler):
     """Lets the supervisor write the log, so that a line of it is never mixed with what make() prints."""
 
-    def __init__(self, line: SlotLine) -> None:
+    def __init__(self, channel: SlotChannel) -> None:
         super().__init__()
-        self._line = line
+        self._channel = channel
 
     def emit(self, record: logging.LogRecord) -> None:
         record.msg, record.args = record.getMessage(), None
@@ -360,7 +348,7 @@ class _ToSupervisor(logging.Handler):
             record.exc_text = logging.Formatter().formatException(record.exc_info)
             record.exc_info = None
         with contextlib.suppress(OSError):
-            self._line.send(record)
+            self._channel.send(Log(record))
 
 
 def _signal_name(number: int) -> str:

@@ -2,109 +2,165 @@
 
 from __future__ import annotations
 
-import logging
 import multiprocessing as mp
 from collections.abc import Callable
 from typing import Any
 
 from ..errors import DjJobsError
 from ..interrupt import Stop
-from ..queue.claim import Claims
-from ..queue.finish import Finisher
 from ..queue.identity import Claimant
-from ..queue.keys import Keys
 from ..queue.leases import is_looked_after, recover_once
-from ..queue.queue import Queue
+from ..queue.table_queue import TableQueue
 from ..settings import settings
+from ..telemetry import emit
 from .bars import ProgressBar
 from .budget import Budget
-from .current_job import Desk
-from .execute import Executor, Outcome
-from .loop import Options, Results, Scheduling, work
-from .monitor_process import Pulse
-from .pool import Line, SlotLine
-from .processes import work_in_processes
+from .current_job import SlotState
+from .empty import Scheduling, UntilEmpty
+from .loop import Limits, Loop, Source
+from .monitor_process import MonitorProcess
+from .options import PopulateOptions
+from .outcome import MakeFailed, Outcome
+from .pool import SlotChannel
+from .supervisor import Supervisor
 
 __all__ = ["populate"]
 
-logger = logging.getLogger("djjobs")
 
-
-def populate(queue: Queue, keys: Keys, options: Options, schedule: Callable[[], bool]) -> dict[str, Any]:
+def populate(jobs: TableQueue, options: PopulateOptions) -> dict[str, Any]:
     """Work off the jobs of these keys and return what DataJoint's populate would.
 
-    Parameters
-    ----------
-    schedule
-        Called before the work, and again when somebody else's scheduling came to nothing; says whether it was limited.
+    Raises
+    ------
+    MakeFailed
+        If make() failed and errors are not suppressed.
     """
-    settings.insist_on_lease()
-    table, results = keys.table, Results()
-    processes = options.processes or mp.cpu_count()
-    if processes > 1 and "fork" not in mp.get_all_start_methods():
-        raise DjJobsError(
-            f"processes={processes} for {keys.label} needs a system that can fork. "
-            "Start several Python processes instead, each with populate(reserve_jobs=True)."
-        )
-    finisher = Finisher(queue, keys, options.keep_completed)
-    claimant = Claimant()
-    claims = Claims(queue, keys, options.order, options.priority, claimant, options.automatic)
-    scheduling = Scheduling(schedule, keys.label)
-    with Stop() as stop:
-        # A stop that comes meanwhile waits for the statement to end, so that no mark is left behind.
-        if not is_looked_after(queue, finisher.table_name):
-            recover_once(queue, {finisher.table_name: finisher})
-        scheduling.now()
-        stop.check()
-    context = mp.get_context("fork") if processes > 1 else None
-    budget = Budget(options.max_calls, options.limit, context)
-    with ProgressBar(type(table).__name__, options.display_progress, lambda: budget.most(claims.available())) as bar:
+    return _Populate(jobs, options).run()
 
-        def report(outcome: Outcome) -> None:
-            results.add(outcome, options.return_exception_objects)
-            bar.update(outcome)
-            if outcome.error is not None and outcome.error_to_raise(options.suppress_errors) is None:
-                _tell_of_suppressed(type(table).__name__, outcome)
 
-        def run(line: Line, claims: Claims, report: Callable[[Outcome], None]) -> None:
-            with Stop(queue.db.interrupt) as stop:
-                desk = Desk(line.page, stop)
-                line.listen(desk)
-                executor = Executor(finisher, options.make_kwargs, desk)
-                work(
-                    queue,
-                    claims,
-                    executor,
-                    options,
-                    budget=budget,
-                    stop=stop,
-                    begin=line.begin,
-                    scheduling=scheduling,
-                    report=report,
-                )
+class _Populate:
+    """One call of populate."""
 
-        def run_slot(line: SlotLine, number: int) -> None:
-            mine = claimant.for_slot(number)
-            of_slot = Claims(queue, keys, options.order, options.priority, mine, options.automatic)
-            run(line, of_slot, line.report)
+    def __init__(self, jobs: TableQueue, options: PopulateOptions) -> None:
+        settings.insist_on_lease()
+        self._jobs, self._options = jobs, options
+        self._processes = options.processes or mp.cpu_count()
+        can_fork = "fork" in mp.get_all_start_methods()
+        if self._processes > 1 and not can_fork:
+            raise DjJobsError(
+                f"processes={self._processes} for {jobs.label} needs a system that can fork. "
+                "Start several Python processes instead, each with populate(reserve_jobs=True)."
+            )
+        self._claimant = Claimant()
+        self._claims = self._claims_for(self._claimant)
+        self._scheduling = Scheduling(jobs, options.schedules, options.priority)
+        self._budget = Budget(options.max_calls, options.limit, mp.get_context("fork") if self._processes > 1 else None)
+        self._successes = self._failures = 0
+        self._errors: list[tuple[dict[str, Any], Any]] = []
+        #: What is to be raised in the end.
+        self._error: BaseException | None = None
 
-        if context is None:
+    def _claims_for(self, claimant: Claimant) -> Any:
+        options = self._options
+        return self._jobs.claims(options.order, options.priority, claimant, options.automatic)
+
+    def run(self) -> dict[str, Any]:
+        self._prepare()
+        how_many = lambda: self._budget.most(self._claims.available())  # noqa: E731
+        with ProgressBar(self._jobs.name, self._options.display_progress, how_many) as self._bar:
+            if self._processes > 1:
+                self._work_in_slots()
+            else:
+                self._work_here()
+        if self._error is not None:
+            raise MakeFailed(self._error)
+        return {"success_count": self._successes, "error_list": self._errors}
+
+    def _prepare(self) -> None:
+        """Put back what dead workers left, and schedule."""
+        queue, finisher = self._jobs.queue, self._jobs.finisher
+        with Stop() as stop:
+            # A stop that comes meanwhile waits for the statement to end, so that no mark is left behind.
+            if not is_looked_after(queue, self._jobs.table_name):
+                recover_once(queue, {self._jobs.table_name: finisher})
+            self._scheduling.now()
+            stop.check()
+
+    def _work_here(self) -> None:
+        with Stop() as stop:
+            try:
+                with MonitorProcess(self._claimant, self._jobs) as monitor:
+
+                    def begin() -> None:
+                        if monitor.begin():
+                            emit("worker started", worker=self._claimant.worker_id, tables=self._jobs.name)
+
+                    self._loop(monitor, self._claimant, begin, self._report)
+                    if monitor.has_begun:
+                        self._tell_of_end()
+            finally:
+                # A signal that came while the worker signed off.
+                stop.check()
+
+    def _work_in_slots(self) -> None:
+        def work(channel: SlotChannel, number: int) -> None:
+            try:
+                prepare = supervisor.prepare_slot
+                self._loop(channel, self._claimant.for_slot(number), lambda: None, channel.report, prepare)
+            finally:
+                self._jobs.queue.db.connection.close()
+
+        supervisor = Supervisor([self._jobs], self._processes, self._claimant, self._budget, work, self._report)
+        supervisor.register()
+        try:
             with Stop() as stop:
-                try:
-                    with Pulse(claimant, finisher) as pulse:
-                        run(pulse, claims, report)
-                finally:
-                    # A signal that came while the worker signed off.
-                    stop.check()
-        else:
-            suppress = options.suppress_errors
-            work_in_processes(context, processes, finisher, claimant, run_slot, report, budget, suppress)
-    return results.as_dict()
+                supervisor.run(stop)
+                self._tell_of_end()
+                stop.check()
+        finally:
+            self._jobs.queue.db.reconnect()
+            supervisor.clean_up()
 
+    def _loop(
+        self,
+        channel: MonitorProcess | SlotChannel,
+        claimant: Claimant,
+        begin: Callable[[], None],
+        report: Callable[[Outcome], None],
+        prepare: Callable[[], None] = lambda: None,
+    ) -> None:
+        with Stop(self._jobs.queue.db.interrupt) as stop:
+            state = SlotState(channel.memory, stop)
+            channel.listen(state)
+            source = Source(self._jobs, self._claims_for(claimant), state, self._options.make_kwargs)
+            Loop(
+                [source],
+                claimant,
+                budget=self._budget,
+                stop=stop,
+                limits=Limits(suppress_errors=self._options.suppress_errors),
+                when_empty=UntilEmpty(self._scheduling),
+                begin=begin,
+                report=report,
+                patience=settings.reconnect_timeout,
+                prepare=prepare,
+            ).run()
 
-def _tell_of_suppressed(name: str, outcome: Outcome) -> None:
-    """As DataJoint does, at ERROR and where it does; an error that is not the last word on its job is a warning."""
-    if outcome.retry_in is None:
-        logging.getLogger("datajoint").error("%s %s: %s", name, outcome.key, outcome.message)
-    else:
-        logger.warning("%s %s is tried again in %.0f s: %s", name, outcome.key, outcome.retry_in, outcome.message)
+    # -- what comes of it ----------------------------------------------------------------------------------
+
+    def _report(self, outcome: Outcome) -> None:
+        """A job is over. The first error that is not suppressed ends the work: no slot begins another job."""
+        if outcome.error is not None and outcome.retry_in is None:
+            as_object = self._options.return_exception_objects
+            self._errors.append((outcome.key, outcome.error if as_object else outcome.message))
+            self._failures += 1
+        elif outcome.made:
+            self._successes += 1
+        self._bar.update(outcome)
+        error = outcome.error_to_raise(self._options.suppress_errors)
+        if error is not None and self._error is None:
+            self._error = error
+            self._budget.spend_all()
+
+    def _tell_of_end(self) -> None:
+        emit("worker ended", worker=self._claimant.worker_id, done=self._successes, failed=self._failures)

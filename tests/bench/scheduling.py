@@ -78,7 +78,7 @@ def schedule_new(ours: Pipeline, theirs: Pipeline, keys: int, rounds: int, cell:
     seconds = alternate(sides, rounds, seldom={"theirs": _SELDOM})
     work = f"schedule {keys:,} new keys"
     rate = {name: f"{keys / median:,.0f} keys/s" for name, median in seconds.items()}
-    yield Figure(work, cell, rate["ours"], rate["theirs"], seconds["theirs"] / seconds["ours"], 40)
+    yield Figure(work, cell, rate["ours"], rate["theirs"], seconds["theirs"] / seconds["ours"], 35)
     yield Figure(
         f"{work}, and the bare INSERT ... SELECT",
         cell,
@@ -107,5 +107,5 @@ def schedule_again(ours: Pipeline, theirs: Pipeline, keys: int, rounds: int, cel
         f"{seconds['ours']:.2f} s",
         f"{seconds['theirs']:.2f} s",
         seconds["ours"] / seconds["theirs"],
-        at_most=2,
+        at_most=3,
     )

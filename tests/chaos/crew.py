@@ -37,7 +37,7 @@ class Worker:
     last_children: list[int] = field(default_factory=list)
 
     def children(self) -> list[int]:
-        """Its slots or its keeper."""
+        """Its slots or its monitor."""
         with contextlib.suppress(OSError):
             children = Path(f"/proc/{self.pid}/task/{self.pid}/children").read_text().split()
             self.last_children = [int(pid) for pid in children] or self.last_children

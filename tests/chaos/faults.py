@@ -17,7 +17,7 @@ WEIGHTS = {
     "kill worker": 6,
     "kill worker and children": 4,
     "kill slot": 8,
-    "kill keeper": 2,
+    "kill monitor": 2,
     "suspend worker": 4,
     "suspend worker and children": 4,
     "suspend slot": 2,
@@ -141,7 +141,7 @@ class Mayhem:
             "kill worker": self._kill_worker,
             "kill worker and children": self._kill_all_of_worker,
             "kill slot": self._kill_slot,
-            "kill keeper": self._kill_keeper,
+            "kill monitor": self._kill_monitor,
             "suspend worker": self._suspend_worker,
             "suspend worker and children": self._suspend_all_of_worker,
             "suspend slot": self._suspend_slot,
@@ -221,14 +221,14 @@ class Mayhem:
         self._record.hit([slot], fault.kind)
         return True
 
-    def _kill_keeper(self, fault: Fault) -> bool:
+    def _kill_monitor(self, fault: Fault) -> bool:
         """The script itself is alive, and must get another; a make() that grips the interpreter may delay that."""
         found = self._child(fault, "script")
         if found is None:
             return False
-        worker, keeper = found
-        worker.signal(signal.SIGKILL, [keeper])
-        for hit in self._record.hit([worker.pid], f"{fault.kind} {keeper}", deadly=False):
+        worker, monitor = found
+        worker.signal(signal.SIGKILL, [monitor])
+        for hit in self._record.hit([worker.pid], f"{fault.kind} {monitor}", deadly=False):
             hit.until = hit.when + 2 * self._suspension
         return True
 

@@ -28,7 +28,7 @@ from chaos.watch import Watch
 #: How long a worker may take to leave, by the promise that it makes, before the slack.
 LEAVING = 10.0
 #: In a traceback: a populate that was beyond its beginning.
-_AT_WORK = re.compile(r"/djjobs/work/loop\.py\", line \d+, in work\b")
+_AT_WORK = re.compile(r"/djjobs/work/loop\.py\", line \d+, in run\b")
 #: After so many it is no use to go on.
 _MOST_COMPLAINTS = 100
 

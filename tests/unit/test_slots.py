@@ -12,8 +12,9 @@ from typing import Any
 import pytest
 from helpers import wait_for
 
-from djjobs.work import pool as slots
-from djjobs.work.pool import Crew, Death
+from djjobs.work import pool as pool_module
+from djjobs.work.messages import SlotDied, SlotEnded
+from djjobs.work.pool import Pool
 from djjobs.work.walltime import seconds_of
 
 
@@ -41,26 +42,26 @@ def test_slurms_way_to_write_a_time_is_understood(text: str, seconds: float | No
 def test_a_kill_for_want_of_memory_is_named_as_such(monkeypatch: pytest.MonkeyPatch, number: int) -> None:
     """A real one would endanger the machine; what the kernel counts is raised instead."""
     kills = 7
-    monkeypatch.setattr(slots, "_out_of_memory_kills", lambda: kills)
+    monkeypatch.setattr(pool_module, "_out_of_memory_kills", lambda: kills)
 
-    def end(line: Any, _number: int) -> None:
+    def end(channel: Any, _number: int) -> None:
         if number != signal.SIGKILL:
             signal.signal(number, signal.SIG_DFL)  # whoever runs the tests may have had it ignored
         print("allocating", flush=True)
-        line.send("ready")
+        channel.send("ready")
         time.sleep(60)
 
-    crew = Crew(slots_context(), end)
-    slot = crew.hire()
+    pool = Pool(slots_context(), end)
+    slot = pool.start_slot()
     try:
-        wait_for(lambda: [message for _, message in crew.listen(0.1) if message == "ready"])
+        wait_for(lambda: [message for _, message in pool.listen(0.1) if message == "ready"])
         slot.measure()
         kills += 1
         os.kill(slot.process.pid, number)
-        wait_for(lambda: [message for _, message in crew.listen(0.1) if isinstance(message, Death)])
+        wait_for(lambda: [message for _, message in pool.listen(0.1) if isinstance(message, SlotDied)])
         story = slot.story()
     finally:
-        crew.end(1, lambda _slot: None)
+        pool.end(1, lambda _slot: None)
     assert ("out-of-memory" in story) == (number == signal.SIGKILL)
     assert bool(re.search(r"having taken \d+ MB", story)) == (number == signal.SIGKILL)
     assert story.endswith("Its last words:\nallocating")
@@ -70,25 +71,25 @@ def test_a_kill_for_want_of_memory_is_named_as_such(monkeypatch: pytest.MonkeyPa
 def test_what_a_slot_says_at_the_last_moment_is_heard(patience: float) -> None:
     """Else a job that fails just then would be missing from the exit code."""
 
-    def main(line: Any, _number: int) -> None:
+    def main(channel: Any, _number: int) -> None:
         signal.signal(signal.SIGTERM, (lambda *_: sys.exit()) if patience else signal.SIG_IGN)
         try:
-            line.send("ready")
+            channel.send("ready")
             if patience:
                 time.sleep(60)
         finally:
-            line.send("last")
+            channel.send("last")
             time.sleep(0 if patience else 60)
 
-    crew = Crew(slots_context(), main)
-    (slot,) = [crew.hire()]
+    pool = Pool(slots_context(), main)
+    (slot,) = [pool.start_slot()]
     wait_for(lambda: slot.messages.poll())
     assert slot.messages.recv() == "ready"
     if not patience:
         wait_for(lambda: slot.messages.poll())
     said: list[Any] = []
-    crew.end(patience, lambda _slot: None, lambda _slot, message: said.append(message))
-    assert said == ["last"]
+    pool.end(patience, lambda _slot: None, lambda _slot, message: said.append(message))
+    assert [message for message in said if not isinstance(message, SlotEnded)] == ["last"]
 
 
 def slots_context() -> Any:

@@ -62,7 +62,7 @@ def stuck_in_c(seconds: int) -> None:
 
 @contextmanager
 def populating(table: Any, count: int = 1, **words: Any) -> Iterator[list[Child]]:
-    """So many processes, each in a populate of its own; they are killed at the end, and their keepers with them."""
+    """So many processes, each in a populate of its own; they are killed at the end, and their monitors with them."""
     words = {"reserve_jobs": True, **words}
     with forked(table.Number, count, lambda _: table.populate(**words)) as children:
         try:
@@ -86,10 +86,10 @@ def kill_tree(pid: int) -> None:
                 process.kill()
 
 
-def keeper_of(child: Child) -> psutil.Process:
+def monitor_of(child: Child) -> psutil.Process:
     """The process that keeps a populate alive: the only one that it has started."""
-    (keeper,) = psutil.Process(child.process.pid).children()
-    return keeper
+    (monitor,) = psutil.Process(child.process.pid).children()
+    return monitor
 
 
 # -- what the tables say ----------------------------------------------------------------------------------------
@@ -138,7 +138,7 @@ def lose(table: Any, numbers: Iterable[int], silent_for: float = 2.5, lease: flo
 def uptime(table: Any) -> float:
     """How many seconds the server of a table or schema has been up."""
     queue = Queue.of(table.connection, table.database)
-    return float(queue.execute(queue.engine.uptime).fetchone()[1])
+    return float(queue.execute(queue.engine.workers.uptime).fetchone()[1])
 
 
 def ago(connection: Any, seconds: float) -> str:

@@ -1,0 +1,143 @@
+"""DataJoint's tables, queries and headings, as djjobs builds and changes them."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterable
+from typing import Any, TypeVar
+
+import datajoint as dj
+from datajoint.expression import QueryExpression
+from datajoint.heading import Heading
+from datajoint.preview import preview, repr_html
+from datajoint.table import Table
+
+from .compat import datajoint_api
+
+__all__ = [
+    "QueryExpression",
+    "Table",
+    "change_attribute",
+    "copy_over",
+    "declared_database",
+    "heading_like",
+    "instance_over",
+    "is_cut",
+    "keys_of",
+    "make_one",
+    "name_of",
+    "preview",
+    "query_on",
+    "recast",
+    "repr_html",
+    "set_heading",
+    "set_up",
+    "with_condition",
+]
+
+T = TypeVar("T")
+
+
+def declared_database(cls: type) -> str | None:
+    """The schema that a class itself was declared in; None for a base class, and before its schema is activated."""
+    return cls.__dict__.get("database")
+
+
+def name_of(table: Any) -> str:
+    """The full name of a table. To put it together takes DataJoint long, so it is read off where it is known."""
+    name = table._support[0]
+    return name if name[0] in '`"' else table.full_table_name
+
+
+# -- auto-populated tables ------------------------------------------------------------------------------------------
+
+
+def keys_of(table: Any, restrictions: tuple[Any, ...]) -> Any:
+    """The key_source of a table under restrictions, with DataJoint's own checks: a query."""
+    return table._jobs_to_do(restrictions)
+
+
+def make_one(table: Any, key: dict[str, Any], make_kwargs: dict[str, Any] | None) -> bool:
+    """Call make() for one key in a transaction, as `populate` does; whether there was something to make."""
+    return table._populate1(key, None, False, True, make_kwargs=make_kwargs)
+
+
+# -- tables of ours -------------------------------------------------------------------------------------------------
+
+
+def set_up(table: Any, connection: Any, database: str, name: str) -> None:
+    """Make an object of a class of ours the table of this name."""
+    table.database = database
+    table._connection = connection
+    table._heading = _heading(connection, database, name, None)
+    table._support = [table.full_table_name]
+
+
+def _heading(connection: Any, database: str, name: str, context: Any) -> Heading:
+    """The heading of a table, which DataJoint looks up when it is first needed."""
+    return Heading(table_info={"conn": connection, "database": database, "table_name": name, "context": context})
+
+
+def instance_over(cls: Any, connection: Any) -> Any:
+    """An instance of a table over another connection than its schema's. It looks up its heading there, too."""
+    table = cls()
+    if table.connection is not connection:
+        datajoint_api.put_on(table, connection)
+        table._heading = _heading(connection, table.database, table.table_name, table.declaration_context)
+    return table
+
+
+def copy_over(table: T, connection: Any) -> T:
+    """The same table over another connection. What is known of its columns is not looked up again."""
+    other: Any = copy.copy(table)
+    datajoint_api.put_on(other, connection)
+    other._heading = copy.copy(other._heading)
+    other._heading.table_info = {**other._heading.table_info, "conn": connection}
+    return other
+
+
+# -- queries ----------------------------------------------------------------------------------------------------------
+
+
+def recast(cls: type[T], table: Any, **attributes: Any) -> T:
+    """The same query as an object of another class of ours, with these attributes besides."""
+    view = cls.__new__(cls)
+    view.__dict__.update(table.__dict__, **attributes)
+    return view
+
+
+def query_on(view: Any, rows: Any, heading: Heading) -> None:
+    """Make an object a query on the rows of another, as a subquery, with this heading."""
+    view._heading, view._support = heading, [rows]
+
+
+def with_condition(query: T, sql: str) -> T:
+    """A query with one more condition, as it is. DataJoint would take words in it for attributes."""
+    restricted: Any = copy.copy(query)
+    restricted._restriction = dj.AndList([*restricted.restriction, sql])
+    return restricted
+
+
+def is_cut(query: Any) -> bool:
+    """Whether a query gives some of its rows only: the first ones, or one of each kind."""
+    return bool(query._top or query._distinct)
+
+
+# -- headings ---------------------------------------------------------------------------------------------------------
+
+
+def heading_like(heading: Heading, attributes: Iterable[Any], comment: str) -> Heading:
+    """A heading with these attributes in the place of another's."""
+    like = Heading([attribute.todict() for attribute in attributes], heading.table_info)
+    # DataJoint would look it up, and the columns with it.
+    like._table_status = {"comment": comment}
+    return like
+
+
+def set_heading(query: Any, heading: Heading) -> None:
+    query._heading = heading
+
+
+def change_attribute(heading: Heading, name: str, **changes: Any) -> None:
+    """Change what DataJoint knows of a column."""
+    heading._attributes[name] = heading._attributes[name]._replace(**changes)

@@ -1,0 +1,72 @@
+"""The statements that claim jobs."""
+
+from __future__ import annotations
+
+
+class ClaimStatements:
+    """How the next jobs are found, locked and reserved."""
+
+    #: The first turn after `floor` that has jobs, and whether the first waiting job has become due.
+    next_turn = """
+        SELECT (SELECT MIN(turn) FROM {jobs}
+                WHERE table_name = %(table)s AND status = 'scheduled' AND turn > %(floor)s {only}),
+               (SELECT due_time <= {now} FROM {jobs} {use_order_index}
+                WHERE table_name = %(table)s AND status = 'scheduled' AND turn IS NULL
+                ORDER BY {due_first} LIMIT 1)"""
+
+    pick_due = """
+        SELECT key_hash FROM {jobs} {use_order_index}
+        WHERE table_name = %(table)s AND status = 'scheduled' AND turn IS NULL AND due_time <= {now}
+        ORDER BY {due_first} LIMIT %(count)s FOR UPDATE SKIP LOCKED"""
+
+    #: Put jobs that have become due into line; a retry goes before all new work.
+    line_up = """
+        UPDATE {jobs} SET turn = priority - CASE WHEN attempt > 0 THEN 1000 ELSE 0 END
+        WHERE table_name = %(table)s AND key_hash IN %(hashes)s AND status = 'scheduled'"""
+
+    #: Lock the first jobs of a turn in the order of the index; no sort, so only these are locked.
+    pick_in_order = """
+        SELECT key_hash, {key}, attempt, priority, run_id FROM {jobs} {use_order_index}
+        WHERE table_name = %(table)s AND status = 'scheduled' AND turn = %(turn)s {asked_for}
+        ORDER BY due_time {direction} LIMIT %(count)s FOR UPDATE SKIP LOCKED"""
+
+    #: Jobs of a turn among the next few rows from a random place on: hashes are uniform, so no job is favoured. It
+    #: looks at `window` rows at most, since the rest of the table may be of other turns or long done.
+    find_near = """
+        SELECT near.key_hash
+        FROM (SELECT key_hash, status, turn, automatic FROM {jobs} {use_primary}
+              WHERE table_name = %(table)s AND key_hash >= %(start)s
+              ORDER BY key_hash LIMIT %(window)s) AS near
+        WHERE near.status = 'scheduled' AND near.turn = %(turn)s {asked_for} LIMIT %(count)s"""
+    #: As `{asked_for}`: no job that only an event has put there.
+    not_automatic = "AND {job}automatic = 0"
+
+    pick_these = """
+        SELECT key_hash, {key}, attempt, priority, run_id FROM {jobs}
+        WHERE table_name = %(table)s AND key_hash IN %(hashes)s AND status = 'scheduled' AND turn IS NOT NULL
+        LIMIT %(count)s FOR UPDATE SKIP LOCKED"""
+
+    #: A page of the scheduled jobs that a restriction chooses; not locked, so sorting does no harm.
+    find_chosen = """
+        SELECT job.key_hash FROM {jobs} AS job JOIN ({chosen}) AS chosen ON chosen.key_hash = job.key_hash
+        WHERE job.table_name = %(table)s AND job.status = 'scheduled' AND job.turn IS NOT NULL {only}
+        ORDER BY job.turn, {order} LIMIT %(count)s"""
+
+    reserve = """
+        UPDATE {jobs} SET status = 'reserved', worker_id = %(worker)s, claim = %(claim)s, {user} = %(user)s,
+               host = %(host)s, pid = %(pid)s, connection_id = %(connection_id)s, timestamp = {now}{versioned}
+        WHERE table_name = %(table)s AND key_hash IN %(hashes)s AND status = 'scheduled'"""
+    #: As `{versioned}`, where the version of the code is to be seen while it runs.
+    with_version = ", run_metadata = %(metadata)s"
+
+    release_claim = """
+        UPDATE {jobs} SET status = 'scheduled', worker_id = NULL, timestamp = {now}
+        WHERE table_name = %(table)s AND status = 'reserved' AND worker_id = %(worker)s AND claim = %(claim)s"""
+
+    count_scheduled = """
+        SELECT COUNT(*) FROM {jobs}
+        WHERE table_name = %(table)s AND status = 'scheduled' AND turn IS NOT NULL {only}"""
+
+    count_chosen = """
+        SELECT COUNT(*) FROM {jobs} AS job JOIN ({chosen}) AS chosen ON chosen.key_hash = job.key_hash
+        WHERE job.table_name = %(table)s AND job.status = 'scheduled' AND job.turn IS NOT NULL {only}"""

@@ -1,0 +1,133 @@
+"""What an engine says in its own way: times, JSON, hashes, values."""
+
+from __future__ import annotations
+
+import datetime
+import numbers
+import re
+import uuid
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+#: Texts that every server and DataJoint itself read as they are written, and dates and times to the second.
+_PLAIN = re.compile(r"(?!\s)[^'\"`\\%\x00-\x1f]*(?<!\s)")
+_DATE = re.compile(r"\d{4}-\d\d-\d\d")
+_DATETIME = re.compile(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d")
+
+
+class Dialect(ABC):
+    """The expressions of an engine, for statements to be put together from."""
+
+    now: ClassVar[str]
+    key: ClassVar[str]
+    user: ClassVar[str]
+    #: Ends an INSERT that leaves rows alone which are already there; by a column of the primary key.
+    or_skip: ClassVar[Mapping[str, str]]
+    #: What statements say so that the engine's optimizer does as it should.
+    hints: ClassVar[Mapping[str, str]] = {
+        # Ends a subquery whose expressions are not to be moved out of it.
+        "computed_once": f"LIMIT {2**63 - 1}",
+        # The order of waiting jobs, said so that the engine finds it in the index.
+        "due_first": "due_time",
+        # Follows the INSERT of a scheduling.
+        "hint": "",
+        "use_order_index": "",
+        "use_primary": "",
+    }
+
+    @abstractmethod
+    def seconds(self, parameter: str) -> str:
+        """An interval of so many seconds."""
+
+    @abstractmethod
+    def microseconds(self, count: str) -> str:
+        """An interval of so many microseconds."""
+
+    @abstractmethod
+    def moment(self, parameter: str) -> str:
+        """A UTC time given as a parameter."""
+
+    @abstractmethod
+    def json_text(self, columns: dict[str, tuple[str, str]]) -> str:
+        """The JSON object of these columns, given as name -> (SQL, kind), as text."""
+
+    @abstractmethod
+    def json(self, text: str) -> str:
+        """A JSON text, to be stored as JSON."""
+
+    @abstractmethod
+    def json_as_text(self, column: str) -> str:
+        """The text of a JSON column, which the driver might else have read already."""
+
+    @abstractmethod
+    def in_type(self, column: str, kind: str, type_: str) -> str:
+        """A column converted to this type of the heading, so that its JSON is that of the type."""
+
+    @abstractmethod
+    def hash(self, json: str) -> str:
+        """The key_hash of a JSON expression. The only place where a hash is made."""
+
+    @abstractmethod
+    def key_column(self, json: str, name: str, kind: str, type_: str, declared: tuple[Any, ...]) -> str:
+        """The value of a key attribute inside the JSON, as SQL that compares as the column of the table does.
+
+        Parameters
+        ----------
+        type_ : str
+            The type in the heading.
+        declared : tuple
+            What `tables.column_types` says of the column.
+        """
+
+    @abstractmethod
+    def local_time(self, utc: str) -> str:
+        """A UTC time in the time zone of the session, which the times of DataJoint's own tables are in."""
+
+    @abstractmethod
+    def utc_time(self, local: str) -> str:
+        """The other way round."""
+
+    @abstractmethod
+    def json_member(self, json: str, name: str) -> str:
+        """The text of a member of a JSON column; NULL if there is none."""
+
+    def shown_columns(self) -> dict[str, str]:
+        """The columns of DataJoint 2's job tables that `~jobs` has otherwise, as SQL."""
+        began = f"timestamp - {self.seconds('run_duration')}"
+        return {
+            "created_time": self.local_time("created_time"),
+            "scheduled_time": self.local_time("due_time"),
+            "reserved_time": f"CASE WHEN status = 'reserved' THEN {self.local_time('timestamp')} "
+            f"WHEN status IN ('success', 'error') THEN {self.local_time(began)} END",
+            "completed_time": f"CASE WHEN status IN ('success', 'error') THEN {self.local_time('timestamp')} END",
+            "duration": "run_duration",
+            "version": f"COALESCE({self.json_member('run_metadata', 'version')}, '')",
+        }
+
+    def read_back(self, json: str, name: str, type_: str) -> str:
+        """The same as SQL of the heading's type, whatever its length; empty if there is no saying it."""
+        return ""
+
+    @abstractmethod
+    def to_driver(self, kind: str, value: Any) -> Any:
+        """What the driver would have returned for a key attribute with this JSON value."""
+
+    def literal(self, kind: str, value: Any) -> str | None:
+        """A key's value in SQL; None if the server may have stored it otherwise than it was given."""
+        text = str(value)
+        if kind == "int" and isinstance(value, numbers.Integral):
+            return str(int(value))
+        if kind == "bool" and isinstance(value, bool):
+            return text.upper()
+        plain = (
+            (kind == "text" and isinstance(value, str) and _PLAIN.fullmatch(text))
+            or (kind == "date" and isinstance(value, (str, datetime.date)) and _DATE.fullmatch(text))
+            or (kind == "datetime" and isinstance(value, (str, datetime.datetime)) and _DATETIME.fullmatch(text))
+            or (kind == "uuid" and isinstance(value, uuid.UUID))
+        )
+        return self.quoted(kind, text) if plain else None
+
+    def quoted(self, kind: str, text: str) -> str:
+        """A text without special characters, as a value of this kind."""
+        return f"'{text}'"

@@ -1,0 +1,61 @@
+"""The statements that put jobs into the queue."""
+
+from __future__ import annotations
+
+
+class EnqueueStatements:
+    """How new jobs are found and inserted, and how jobs of events are given to a run."""
+
+    #: Insert every key of key_source that is neither in the target nor in the queue. The moment a
+    #: job is due also gives its place in line, so each row is due a microsecond after the last.
+    #: The last ORDER BY has all keys found before the first is inserted: PostgreSQL might else search the growing
+    #: queue for each of them.
+    schedule_new = """
+        INSERT {hint}INTO {jobs} (table_name, key_hash, status, {key}, {user}, host, pid, connection_id,
+                            timestamp, priority, turn, due_time, created_time, run_id, automatic)
+        SELECT %(table)s, {hash}, {status}, {json}, %(user)s, %(host)s, %(pid)s, %(connection_id)s,
+               {now}, %(priority)s, {turn}, {due} + {microseconds}, {now}, %(run)s, %(automatic)s
+        FROM {new_keys}
+        ORDER BY {hash}
+        {or_skip_queued}"""
+
+    #: The keys that are neither in the target nor, by their hash, in the queue. Each hash is computed once, not anew
+    #: wherever it is used.
+    new_by_hash = """
+             (SELECT {hash} AS _hash, source.*{numbered} FROM ({source}) AS source
+              WHERE NOT EXISTS (SELECT 1 FROM {target} AS target WHERE {same_key})
+              {computed_once}) AS todo
+        WHERE NOT EXISTS (SELECT 1 FROM {jobs} AS queued
+                          WHERE {queued_here} AND queued.key_hash = todo._hash {one_by_one})"""
+
+    #: Which jobs of the queue keys are compared with: one by one, and all at once.
+    these_queued = "queued.table_name = %(table)s"
+    all_queued = these_queued
+    #: Ends a subquery that is to be asked anew for each of a few rows, whatever the engine thinks of its table.
+    one_by_one = ""
+    #: Where the keys get their places in line: all of them, inside, or only those that are new, outside.
+    numbered = ""
+    place = "ROW_NUMBER() OVER (ORDER BY {order})"
+    #: The keys that are neither in the target nor, by their values, in the queue, so that only new ones are hashed;
+    #: empty where that is no faster.
+    new_by_value = ""
+    #: From now on to the end of the transaction the comparison of many keys has room to work in.
+    room_to_compare = ""
+
+    #: Whether the engine takes the queue for shorter than what was just put into it, and how to have it look; empty
+    #: where it finds out by itself in time.
+    underestimates = ""
+    look_at_queue = ""
+
+    #: The jobs that events put there and that nobody has asked for.
+    find_automatic = """
+        SELECT job.key_hash FROM {jobs} AS job {use_order_index} {join_chosen}
+        WHERE job.table_name = %(table)s AND job.status = 'scheduled' AND job.automatic = 1"""
+    #: Those of them that nobody has begun or is just claiming, and their runs; locked, so that both stay so.
+    lock_automatic = """
+        SELECT key_hash, run_id FROM {jobs}
+        WHERE table_name = %(table)s AND key_hash IN %(hashes)s AND status = 'scheduled' AND automatic = 1
+          AND attempt = 0
+        FOR UPDATE SKIP LOCKED"""
+    #: They become part of a run that somebody asked for, and get what was asked for.
+    take_along = "run_id = %(run)s, priority = %(priority)s, automatic = 0, turn = {turn}{due}"

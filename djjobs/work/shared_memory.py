@@ -1,0 +1,82 @@
+"""The memory that a slot and its monitor share.
+
+The slot writes there what it is working on. That costs no system call, and it can be read after the slot was killed.
+"""
+
+from __future__ import annotations
+
+import mmap
+import struct
+from dataclasses import dataclass
+
+from ..errors import DjJobsError
+
+__all__ = ["SharedMemory", "Started"]
+
+_SIZE = 8192
+_RECORD = struct.Struct("<dq32si")  # since when, claim, hash, which table
+_RECORDS = (8, 8 + _RECORD.size)
+_PROGRESS = (1024, 1024 + 3072)
+_LENGTH = struct.Struct("<I")
+
+
+@dataclass(frozen=True)
+class Started:
+    """A job that a slot has begun."""
+
+    since: float
+    claim: int
+    key_hash: str
+    table: int
+
+
+class SharedMemory:
+    """What a slot writes and its monitor reads. Each part is written beside its last version, which then counts."""
+
+    def __init__(self) -> None:
+        self._memory = mmap.mmap(-1, _SIZE)
+
+    def write(self, started: Started | None) -> None:
+        memory = self._memory
+        if started is None:
+            memory[0] = 0
+            return
+        which = 2 if memory[0] == 1 else 1
+        values = started.since, started.claim, started.key_hash.encode(), started.table
+        _RECORD.pack_into(memory, _RECORDS[which - 1], *values)
+        memory[1] = memory[2] = 0
+        memory[0] = which
+
+    def read(self) -> Started | None:
+        which = self._memory[0]
+        if not which:
+            return None
+        since, claim, key_hash, table = _RECORD.unpack_from(self._memory, _RECORDS[which - 1])
+        return Started(since, claim, key_hash.decode(), table)
+
+    @property
+    def has_yielded(self) -> bool:
+        """Whether make() has ended after an interrupt. What follows is not the work of make()."""
+        return bool(self._memory[2])
+
+    def write_yielded(self) -> None:
+        self._memory[2] = 1
+
+    def write_progress(self, text: str) -> None:
+        data = text.encode()
+        if len(data) > _PROGRESS[1] - _PROGRESS[0] - _LENGTH.size:
+            raise DjJobsError("The note of a progress must be shorter than 2000 characters.")
+        which = 2 if self._memory[1] == 1 else 1
+        place = _PROGRESS[which - 1]
+        _LENGTH.pack_into(self._memory, place, len(data))
+        self._memory[place + _LENGTH.size : place + _LENGTH.size + len(data)] = data
+        self._memory[1] = which
+
+    def read_progress(self) -> str | None:
+        """How far the job is, as JSON; None if it has not said."""
+        which = self._memory[1]
+        if not which:
+            return None
+        place = _PROGRESS[which - 1]
+        (length,) = _LENGTH.unpack_from(self._memory, place)
+        return self._memory[place + _LENGTH.size : place + _LENGTH.size + length].decode()
