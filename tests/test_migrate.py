@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import datetime
 import decimal
-import os
-import subprocess
-import sys
 import uuid
 from typing import Any
 
 import datajoint as dj
+import fork_server
 import pytest
 from conftest import ENGINE
 from datajoint import blob
@@ -168,12 +166,7 @@ def test_jobs_that_the_legacy_queue_recorded_count_once_the_table_has_the_mixin(
 def test_the_command_does_the_same(schema: Any) -> None:
     legacy_jobs(schema, [("__spectrum", "a" * 32, "error", {"subject": "m0", "session": 0})])
     for expected in ("1 rows were converted", "0 rows were converted"):
-        done = subprocess.run(
-            [sys.executable, "-m", "djjobs.cli", "migrate", schema.database],
-            capture_output=True,
-            text=True,
-            env=os.environ,
-        )
+        done = fork_server.run(["-m", "djjobs.cli", "migrate", schema.database])
         assert done.returncode == 0, done.stderr
         assert expected in done.stdout
 
