@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import datetime
 import decimal
+import os
+import subprocess
+import sys
 import uuid
 from typing import Any
 
