@@ -18,6 +18,7 @@ os.environ.setdefault("DJJOBS_EVENTS", "0")
 os.environ.setdefault("DJJOBS_MIN_SCHEDULING_INTERVAL", "0.5")
 
 import datajoint as dj
+import fork_server
 import forks  # noqa: F401 - before djjobs
 import pytest
 import quiet
@@ -109,6 +110,7 @@ def datajoint_generation() -> int:
 @pytest.fixture(scope="session")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     """The database server of this run; DataJoint is set up for it here and in child processes."""
+    fork_server.begin()
     server = GivenServer() if os.environ.get("DJJOBS_TEST_HOST") else servers.start(ENGINE)
     try:
         with pytest.MonkeyPatch.context() as patch:
