@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import ast
 import re
-from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import pytest
-from sources import PACKAGE, ROOT, module_name, trees
+from sources import PACKAGE, ROOT, trees
+from test_direction import all_imports
 
 from djjobs import telemetry
 from djjobs.work import messages
@@ -70,21 +69,9 @@ _HOP = re.compile(r"^(\d+)\. `([\w/]+)` → `([\w/]+)`( \*\(registered\)\*)?:", 
 HOPS = [(int(number), from_, to, bool(registered)) for number, from_, to, registered in _HOP.findall(ARCHITECTURE)]
 
 
-def imports_of(path: Path, known: Mapping[str, object]) -> Iterator[str]:
-    """The modules of djjobs that a module imports."""
-    for node in ast.walk(ast.parse(path.read_text())):
-        if isinstance(node, ast.ImportFrom) and node.level:
-            package = module_name(path.parents[node.level - 1] / "__init__.py")
-            source = f"{package}.{node.module}" if node.module else package
-            for alias in node.names:
-                inside = f"{source}.{alias.name}"
-                yield inside if inside in known else source
-
-
 def reachable() -> dict[str, set[str]]:
     """Of every module the modules that it imports, directly or through others."""
-    known = trees()
-    found = {module_name(path): set(imports_of(path, known)) for path in PACKAGE.rglob("*.py")}
+    found = {name: {target for target, _ in imports} for name, imports in all_imports(trees()).items()}
     while True:
         more = {name: set().union(*(found[other] for other in others)) for name, others in found.items()}
         if all(more[name] <= others for name, others in found.items()):
