@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import datajoint as dj
+import psutil
 import pytest
 from helpers import has_ended, wait_for
 from pipelines import forked, in_processes, job_counts, rows_of
@@ -576,6 +577,11 @@ def test_a_worker_that_leaves_just_after_its_connections_were_cut_signs_off(
     assert {(row["status"], row["attempt"]) for row in rows_by_number(Square).values()} == {("success", 0)}
 
 
+def pids_below(child: Any) -> list[int]:
+    """The processes that a populate has started."""
+    return [process.pid for process in psutil.Process(child.process.pid).children()]
+
+
 def test_a_worker_whose_monitor_was_killed_keeps_its_job(start: Any, log: CallLog, gate: Gate, leases: Any) -> None:
     """The kernel may pick the monitor when memory is short; the populate lives, so its job is its own."""
     lease = 6
@@ -583,7 +589,11 @@ def test_a_worker_whose_monitor_was_killed_keeps_its_job(start: Any, log: CallLo
     Square = start(1, waiting_at(gate, log, {1}), keep_completed=True)
     with populating(Square) as (child,):
         wait_for(lambda: inside(log, 1))
-        monitor_of(child).kill()
+        for _ in range(2):
+            killed = monitor_of(child)
+            killed.kill()
+            wait_for(lambda killed=killed: [pid for pid in pids_below(child) if pid != killed.pid])
+            assert killed.pid not in pids_below(child)
         deadline = time.monotonic() + 1.5 * lease
         while time.monotonic() < deadline:
             assert Square.cleanup_jobs()["recovered"] == 0

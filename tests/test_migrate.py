@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import datetime
 import decimal
+import os
+import subprocess
+import sys
 import uuid
 from typing import Any
 
@@ -197,6 +200,40 @@ if not MODERN:
         (schema.jobs & 'status = "error"').delete()
         assert len(plain.populate(reserve_jobs=True, suppress_errors=True)["error_list"]) == 1
         assert list(schema.jobs.fetch("key")) == [{"day": "2024-01-02"}]
+
+    ALONE = """
+import datajoint as dj
+import djjobs
+
+schema = dj.Schema({database!r})
+
+@schema
+class Day(dj.Manual):
+    definition = "day : date"
+
+@schema
+class Plain(dj.Computed):
+    definition = "-> Day"
+    def make(self, key):
+        if key["day"].day == 2:
+            raise ValueError("a bad day")
+        self.insert1(key)
+
+print(Plain.populate(reserve_jobs=True, suppress_errors=True)["success_count"])
+print([(str(key["day"]), status) for key, status in zip(*schema.jobs.fetch("key", "status"))])
+"""
+
+    def test_a_process_that_only_imports_djjobs_shares_the_queue(schema: Any) -> None:
+        """It has no table with the mixin, so DataJoint was not changed for it when it began."""
+        legacy_jobs(schema, [])
+        djjobs.migrate(schema)
+        days = schema(type("Day", (dj.Manual,), {"definition": "day : date"}))
+        days.insert([{"day": f"2024-01-0{day}"} for day in (1, 2, 3)])
+        command = [sys.executable, "-W", "ignore", "-c", ALONE.format(database=schema.database)]
+        done = subprocess.run(command, capture_output=True, text=True, env=os.environ)
+        assert done.returncode == 0, done.stderr
+        assert done.stdout.splitlines()[-2:] == ["2", "[('2024-01-02', 'error')]"]
+        assert len(djjobs.jobs(schema).errors) == 1
 
 
 def test_an_empty_table_of_datajoint_gives_way_to_the_queue(schema: Any) -> None:

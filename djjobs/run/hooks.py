@@ -22,7 +22,7 @@ from ..queue.identity import Claimant
 from ..queue.policy import has_hook
 from ..queue.tables import ERROR_MESSAGE_LENGTH
 from ..settings import settings
-from ..telemetry import emit
+from ..telemetry import emit, is_heard
 from .run import Run
 
 __all__ = ["RunHooks"]
@@ -194,7 +194,7 @@ class RunHooks:
         return float(self._queue.execute(self._queue.engine.workers.uptime).fetchone()[1]) < settings.lease
 
     def _tell_of_end(self, run_id: int) -> None:
-        run = Run.find(self._queue, run_id)
+        run = Run.find(self._queue, run_id) if is_heard("run ended") else None
         if run is not None:
             state, progress = run.state, str(run.progress())
             emit("run ended", self._name, run_id=run_id, run_name=run.name, state=state, progress=progress)

@@ -15,7 +15,7 @@ from ..queue.database import explained
 from ..queue.queue import Queue, queue_of
 from ..queue.tables import Jobs
 from ..settings import check_seconds
-from ..work.bars import RunBar
+from .bar import RunBar
 from .rows import RunRow, find_run, look_at_run
 from .state import Progress
 

@@ -74,7 +74,7 @@ class MonitorProcess:
         with self._starting:
             if not self._has_ended:
                 self._child = _Child(self._claimant, self._jobs, self.memory)
-                start_thread(self._hear, self._child.messages)
+                start_thread(self._hear, self._child)
 
     def __enter__(self) -> MonitorProcess:
         return self
@@ -86,16 +86,17 @@ class MonitorProcess:
             self._child.end()
             Monitor(self._claimant, [self._jobs], 1, self._jobs.queue.db).sign_off()
 
-    def _hear(self, messages: Connection) -> None:
+    def _hear(self, child: _Child) -> None:
         with contextlib.suppress(EOFError, OSError):
             while True:
-                message = messages.recv()
+                message = child.messages.recv()
                 if isinstance(message, Told):
                     telemetry.pass_on(message.event)
                 elif self._state is not None:
                     self._state.ask(message)
         if not self._has_ended:
             logger.warning("The process that kept this worker alive was killed; another one is started.")
+            child.forget()
             self._start()
 
 
@@ -114,6 +115,12 @@ class _Child:
             _Main(claimant, jobs, memory, parent, words, messages_end, [self._words, self.messages]).run()
         words.close()
         messages_end.close()
+
+    def forget(self) -> None:
+        """It was killed: let the kernel forget it, too."""
+        self._words.close()
+        with contextlib.suppress(ChildProcessError):
+            os.waitpid(self._pid, 0)
 
     def end(self) -> None:
         """Tell it to end, and wait for that."""

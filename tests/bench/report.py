@@ -7,7 +7,7 @@ import platform
 from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = ["NOTES", "Figure", "as_table", "machine"]
+__all__ = ["NOTES", "Figure", "as_lines", "as_table", "machine"]
 
 _HEAD = ("work", "engine", "ours", "DataJoint", "ratio", "must reach", "reached?")
 
@@ -59,8 +59,12 @@ class Figure:
 
 
 def as_table(figures: list[Figure]) -> str:
-    rows = [_HEAD, *(figure.cells() for figure in figures)]
-    widths = [max(len(row[column]) for row in rows) for column in range(len(_HEAD))]
+    return as_lines([_HEAD, *(figure.cells() for figure in figures)])
+
+
+def as_lines(rows: list[tuple[str, ...]]) -> str:
+    """Rows as a Markdown table; the first one is its head."""
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     lines = [
         "| " + " | ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)) + " |" for row in rows
     ]

@@ -17,6 +17,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import cells
+from compare import compare
 from report import NOTES, Figure, as_table, machine
 
 CELL = str(Path(__file__).resolve().with_name("cell.py"))
@@ -31,7 +32,11 @@ def main() -> int:
     parser.add_argument("--engine", choices=("mysql", "postgresql", "mariadb"), help="only this engine")
     parser.add_argument("--datajoint", choices=("2", "0"), help="only this DataJoint")
     parser.add_argument("--case", choices=CASES, action="append", help="only this; may be given several times")
+    parser.add_argument("--against", type=Path, help="another tree of djjobs, to be measured in turns with this one")
+    parser.add_argument("--rounds", type=int, default=5, help="how many rounds with --against; 5 unless given")
     options = parser.parse_args()
+    if options.against:
+        return 0 if compare(options.against, plan(options), tuple(options.case or CASES), options.rounds) else 1
     figures: list[Figure] = []
     servers: dict[str, str] = {}
     started = time.monotonic()

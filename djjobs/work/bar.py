@@ -1,4 +1,4 @@
-"""The progress bars of a populate and of a run: rate, errors and remaining time, in a terminal or a notebook."""
+"""The progress bar of a populate: rate, errors and remaining time, in a terminal or a notebook."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 from .outcome import Outcome
 
-__all__ = ["ProgressBar", "RunBar"]
+__all__ = ["ProgressBar"]
 
 
 class ProgressBar:
@@ -50,30 +50,4 @@ class ProgressBar:
         if self._bar is not None:
             # What others did meanwhile was not left undone.
             self._bar.total = self._bar.n
-            self._bar.close()
-
-
-class RunBar:
-    """A bar over the jobs of a run that others do; shows nothing if not asked to."""
-
-    def __init__(self, name: str, shown: bool, total: int) -> None:
-        self._bar: Any = None
-        if shown:
-            from tqdm.auto import tqdm
-
-            self._bar = tqdm(desc=name, total=total, unit="job")
-
-    def __enter__(self) -> RunBar:
-        return self
-
-    def show(self, over: int, errors: int, total: int) -> None:
-        if self._bar is None:
-            return
-        if errors:
-            self._bar.set_postfix(errors=errors, refresh=False)
-        self._bar.n, self._bar.total = over, total
-        self._bar.refresh()
-
-    def __exit__(self, *_: object) -> None:
-        if self._bar is not None:
             self._bar.close()
