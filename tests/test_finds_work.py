@@ -20,7 +20,8 @@ from pipelines import INT, evaluations, in_processes, job_counts, keys_of, rows_
 from workloads.squares import Bystander, Standing, insert_square, made, squares
 
 import djjobs
-from djjobs.events.thread import courier
+from djjobs.events.thread import event_thread
+from djjobs.queue.table_queue import TableQueue
 from djjobs.queue.tables import JobControl
 from djjobs.worker import WorkerOptions, run_worker
 
@@ -379,10 +380,10 @@ def test_a_populate_does_not_hide_what_has_failed(start: Any, soon: None, monkey
     Square = start(0)
     populate(Square)
     with monkeypatch.context() as patch:
-        patch.setattr(Square, "_priority", lambda self: 1 / 0)
+        patch.setattr(TableQueue, "priority", lambda self: 1 / 0)
         insert(Square, 1)
-        wait_for(lambda: not courier._is_done)
-        wait_for(lambda: courier._is_done)
+        wait_for(lambda: not event_thread._is_done)
+        wait_for(lambda: event_thread._is_done)
     assert populate(Square) == 1
     assert not djjobs.flush_events() and djjobs.flush_events()
 

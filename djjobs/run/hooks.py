@@ -153,7 +153,7 @@ class RunHooks:
             self._see_to_touched(worker_id, claim, stop)
 
     def _see_to_touched(self, worker_id: str, claim: int, stop: Stop) -> None:
-        # Whoever ends the last job of a run has touched it, and comes here after that.
+        # The slot that ends the last job of a run has touched the run, and comes here after that.
         touched, self._touched = tuple(self._touched), set()
         if touched:
             self._see_to(self._over(self._queue.engine.hooks.find_over, runs=touched), worker_id, claim, stop)
