@@ -1,0 +1,106 @@
+"""Workers that are heard of, and jobs and runs that change, just when somebody takes them for dead or for orphaned."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from helpers import wait_for
+from interleaving import another, impatient, job_locked, just, registration_of
+from workloads.lives import ago, forget_all_workers, job_of, kinds, lose, uptime, worker_rows
+from workloads.squares import Bystander, Standing, change_jobs, statuses
+
+import djjobs
+
+#: The statements at which the other one comes in between.
+FIND_DEAD = r"FROM \S*~jobs\W+ AS job LEFT JOIN \S*~workers\W"
+DELETE = r"^DELETE FROM \S*~jobs\W"
+
+
+@pytest.fixture
+def waiting(start: Any, standing: Standing) -> Callable[..., Any]:
+    """Gives Square with so many scheduled jobs, where nobody is at work and the server is not too young to judge."""
+
+    def start_over(count: int = 3, **members: Any) -> Any:
+        Square = start(count, **members)
+        Square.schedule_jobs(min_scheduling_interval=0)
+        forget_all_workers(Square)
+        return Square
+
+    wait_for(lambda: uptime(standing.schema) > 4)
+    return start_over
+
+
+# -- who is dead --------------------------------------------------------------------------------------------------------
+
+
+def test_a_worker_that_is_heard_of_again_keeps_its_jobs(waiting: Any) -> None:
+    """It was silent for its lease when somebody looked, and has sent a heartbeat before its job was taken."""
+    Square = waiting(2)
+    silent, gone = lose(Square, [1]), lose(Square, [2])
+    with another(Square) as theirs:
+        heartbeat = registration_of(theirs, silent)
+        with just("after", Square.Number.connection, FIND_DEAD, heartbeat.beat):
+            assert Square.cleanup_jobs()["recovered"] == 1
+    assert statuses(Square) == {1: "reserved", 2: "scheduled"}
+    assert {worker["worker_id"]: worker["state"] for worker in worker_rows(Square)} == {
+        silent: "working",
+        gone: "dead",
+    }
+
+
+def test_a_worker_that_is_gone_from_the_list_is_as_dead_as_it_looked(waiting: Any) -> None:
+    """Another one has forgotten it between the look and the recovery."""
+    Square = waiting(1)
+    lose(Square, [1])
+    with just("after", Square.Number.connection, FIND_DEAD, lambda: forget_all_workers(Square)):
+        assert Square.cleanup_jobs()["recovered"] == 1
+    assert (statuses(Square), kinds(job_of(Square, 1))) == ({1: "scheduled"}, ["crash"])
+
+
+def test_who_recovers_does_not_wait_for_a_job_that_its_worker_holds(waiting: Any) -> None:
+    """The worker may be asleep on the way to its commit; then the job is its own."""
+    Square = waiting(2)
+    lose(Square, [1, 2])
+    with impatient(Square.Number.connection), job_locked(Square, 1):
+        assert Square.cleanup_jobs()["recovered"] == 1
+    assert statuses(Square) == {1: "reserved", 2: "scheduled"}
+
+
+# -- orphans --------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def orphan(waiting: Any) -> Any:
+    """Square, whose job 1 failed and has lost its key since."""
+    Square = waiting(2)
+    change_jobs(Square, [1], f"status = 'error', timestamp = {ago(Square.Number.connection, 60)}")
+    (Square.Number & {"n": 1}).delete_quick()
+    return Square
+
+
+def test_an_orphan_that_nobody_touches_goes(orphan: Any) -> None:
+    """So that the tests below could fail."""
+    assert orphan.cleanup_jobs()["orphaned_incomplete"] == 1
+    assert statuses(orphan) == {2: "scheduled"}
+
+
+def test_a_job_whose_key_comes_back_and_is_retried_before_it_is_removed_stays(orphan: Any) -> None:
+    """It was found without a key; what was asked for since counts."""
+
+    def come_back() -> None:
+        theirs.Number.insert1({"n": 1})
+        assert theirs.retry_jobs({"n": 1}) == 1
+
+    with another(orphan) as theirs, just("before", orphan.Number.connection, DELETE, come_back):
+        assert orphan.cleanup_jobs()["orphaned_incomplete"] == 0
+    assert statuses(orphan) == {1: "scheduled", 2: "scheduled"}
+
+
+def test_a_job_that_somebody_has_reserved_before_it_is_removed_stays(orphan: Any) -> None:
+    """DataJoint's own workers do not tell when; the status alone must keep it."""
+    with Bystander(orphan) as bystander:
+        with just("before", orphan.Number.connection, DELETE, lambda: bystander.change(1, "status = 'reserved'")):
+            assert orphan.cleanup_jobs()["orphaned_incomplete"] == 0
+    assert statuses(orphan)[1] == "reserved"
