@@ -68,6 +68,75 @@ def test_who_recovers_does_not_wait_for_a_job_that_its_worker_holds(waiting: Any
     assert statuses(Square) == {1: "reserved", 2: "scheduled"}
 
 
+def test_who_beats_and_who_leaves_does_so_for_itself_alone(waiting: Any) -> None:
+    Square = waiting(2)
+    first, second = lose(Square, [1]), lose(Square, [2])
+
+    def heartbeats() -> dict[str, Any]:
+        return {row["worker_id"]: row["last_heartbeat"] for row in worker_rows(Square)}
+
+    before = heartbeats()
+    registration_of(Square, first).beat()
+    assert heartbeats()[first] > before[first] and heartbeats()[second] == before[second]
+    registration_of(Square, first).leave()
+    assert set(heartbeats()) == {second}
+
+
+def test_a_new_worker_forgets_only_those_that_died_long_ago(waiting: Any) -> None:
+    Square = waiting(2)
+    recent, old = lose(Square, [1], silent_for=3600), lose(Square, [2], silent_for=2 * 86400)
+    registration_of(Square, "a" * 36).beat()
+    assert {row["worker_id"] for row in worker_rows(Square)} == {recent, "a" * 36}
+    assert old not in {row["worker_id"] for row in worker_rows(Square)}
+
+
+def test_who_recovers_marks_the_silent_as_dead_and_no_others(waiting: Any) -> None:
+    Square = waiting(2)
+    silent, alive = lose(Square, [1]), lose(Square, [2], lease=600)
+    Square.cleanup_jobs()
+    assert {row["worker_id"]: row["state"] for row in worker_rows(Square)} == {silent: "dead", alive: "working"}
+
+
+# -- a server that was away -------------------------------------------------------------------------------------------------
+
+
+def missed(Square: Any) -> dict[str, Any]:
+    return {row["worker_id"]: row["missed"] for row in worker_rows(Square)}
+
+
+def test_a_worker_that_was_silent_before_the_server_was_there_is_missed_first_and_judged_later(waiting: Any) -> None:
+    """It could not be heard: from when it is missed it has the time of its lease."""
+    Square = waiting(3)
+    away = 2 * uptime(Square()) + 60
+    early, young = lose(Square, [1], silent_for=away, lease=30), lose(Square, [2], silent_for=2.5, lease=600)
+    alive = lose(Square, [3], silent_for=away, lease=10 * away)
+    assert Square.cleanup_jobs()["recovered"] == 0
+    first = missed(Square)
+    assert first[early] is not None and (first[young], first[alive]) == (None, None)
+    assert Square.cleanup_jobs()["recovered"] == 0
+    assert missed(Square) == first, "it has been missed since the first time"
+
+
+@pytest.mark.parametrize(("since", "recovered"), [(1.5, 1), (0.0, 0)], ids=["for its lease", "a moment"])
+def test_a_worker_that_has_been_missed_for_its_lease_is_dead(waiting: Any, since: float, recovered: int) -> None:
+    Square = waiting(1)
+    lose(Square, [1], silent_for=2 * uptime(Square()) + 60, lease=1)
+    connection, workers = Square.Number.connection, djjobs.workers(Square.Number).full_table_name
+    connection.query(f"UPDATE {workers} SET missed = {ago(connection, since)}")
+    assert Square.cleanup_jobs()["recovered"] == recovered
+
+
+def test_who_was_missed_before_the_server_was_away_is_missed_anew(waiting: Any) -> None:
+    Square = waiting(1)
+    away = 2 * uptime(Square()) + 60
+    worker = lose(Square, [1], silent_for=away, lease=30)
+    connection, workers = Square.Number.connection, djjobs.workers(Square.Number).full_table_name
+    connection.query(f"UPDATE {workers} SET missed = {ago(connection, away)}")
+    before = missed(Square)
+    assert Square.cleanup_jobs()["recovered"] == 0
+    assert missed(Square)[worker] > before[worker]
+
+
 # -- orphans --------------------------------------------------------------------------------------------------------------
 
 

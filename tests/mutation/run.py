@@ -37,7 +37,10 @@ ABOUT = (
     (r"races", r""),
     (r"schedule|concurrency|finds_work", r"scheduling|scope|new_by|is_scheduled|enqueue:"),
     (r"events|runs", r"automatic|take_along"),
-    (r"claims|populate|retries|leases", r"jobs:(pick|line_up|next_turn|reserve|find_near|find_chosen|release_claim)|claim:"),
+    (
+        r"claims|populate|retries|leases",
+        r"jobs:(pick|line_up|next_turn|reserve|find_near|find_chosen|release_claim)|claim:",
+    ),
     (r"retries|leases|cancel|timeouts", r"jobs:(_|look_at|release|complete|fail|try_again|save)|finish:"),
     (r"jobs_view|drop_in|keyed_jobs", r"by_hand|release_older"),
     (r"cleanup|retention|runs", r"orphans|expired|overtaken|cleanup:|end_runs|delete_runs|created_before"),

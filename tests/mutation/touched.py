@@ -16,7 +16,7 @@ from pathlib import Path
 from mutation.mutants import PYTHON, Mutant, contains
 
 #: Goes into the copy as a module of its own, which is also a plugin of pytest.
-RECORDER = '''
+RECORDER = """
 import json
 import os
 import re
@@ -53,7 +53,7 @@ def watch(connection_class):
 
 def pytest_runtest_logreport(report):
     _write({"test": report.nodeid, "seconds": report.duration, "outcome": report.outcome})
-'''
+"""
 
 
 @dataclass
