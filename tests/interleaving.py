@@ -29,6 +29,11 @@ from djjobs.queue.queue import Queue
 # -- the ways into djjobs that these tests take, so that a change of them is a change here --------------------------
 
 
+def connection_of(whose: Any) -> Any:
+    """The connection of a table; a connection itself is its own."""
+    return whose().connection if isinstance(whose, type) else whose
+
+
 def queue_of(table: Any) -> Queue:
     return Queue.of(table().connection, table.database)
 
@@ -60,13 +65,15 @@ def schedule_automatically(table: Any) -> int:
 
 
 @contextmanager
-def just(when: str, connection: Any, statement: str, act: Callable[[], Any], times: int = 1) -> Iterator[list[str]]:
-    """Do something just before or after a statement of this connection; a test in which it never comes fails.
+def just(when: str, whose: Any, statement: str, act: Callable[[], Any], times: int = 1) -> Iterator[list[str]]:
+    """Do something just before or after a statement of a connection; a test in which it never comes fails.
 
     Parameters
     ----------
     when : str
         "before" or "after".
+    whose
+        The connection, or a table that is on it.
     statement : str
         A pattern of its SQL, in which every space is a single one.
     act : callable
@@ -93,7 +100,7 @@ def just(when: str, connection: Any, statement: str, act: Callable[[], Any], tim
             act()
         return answer
 
-    with _in_between(connection, interleaved):
+    with _in_between(connection_of(whose), interleaved):
         yield seen
     assert seen, f"no statement like {statement!r} came"
 
@@ -112,8 +119,9 @@ def _in_between(connection: Any, act: Callable[..., Any]) -> Iterator[None]:
 
 
 @contextmanager
-def commit_without_answer(connection: Any, statement: str) -> Iterator[None]:
+def commit_without_answer(table: Any, statement: str) -> Iterator[None]:
     """Lose the connection at the first commit after a statement: the server has committed, and we do not hear of it."""
+    connection = connection_of(table)
     seen: list[str] = []
 
     def cut_off(query: Any, sql: str, *arguments: Any, **options: Any) -> Any:
@@ -147,8 +155,9 @@ def another(table: Any, **members: Any) -> Iterator[Any]:
 
 
 @contextmanager
-def impatient(connection: Any) -> Iterator[None]:
-    """A statement of this connection that has to wait for a lock soon fails, so that a test does not take for ever."""
+def impatient(table: Any) -> Iterator[None]:
+    """A statement of a table that has to wait for a lock soon fails, so that a test does not take for ever."""
+    connection = connection_of(table)
     is_pg = is_postgresql(connection)
     connection.query("SET lock_timeout = '100ms'" if is_pg else "SET innodb_lock_wait_timeout = 1")
     try:

@@ -49,14 +49,14 @@ def numbers(jobs: list[Any]) -> list[int]:
     return sorted(job.key["n"] for job in jobs)
 
 
-# -- claiming -------------------------------------------------------------------------------------------------------
+# -- claiming ------------------------------------------------------------------------------------------------------
 
 
 def test_a_claim_whose_commit_was_not_answered_leaves_no_job_behind(waiting: Any) -> None:
     """The server has committed it: what nobody heard of goes back, and is claimed again."""
     Square = waiting(2)
     claims = claims_of(Square)
-    with commit_without_answer(Square.Number.connection, RESERVE):
+    with commit_without_answer(Square, RESERVE):
         jobs = claims.take(2)
     assert numbers(jobs) == [1, 2]
     rows = rows_by_number(Square)
@@ -70,7 +70,7 @@ def test_a_claim_that_is_given_back_unheard_takes_no_other_claim_with_it(waiting
     Square = waiting(4)
     claims, others = claims_of(Square), claims_of(Square)
     (mine,), (theirs,) = claims.take(1), others.take(1)
-    with commit_without_answer(Square.Number.connection, RESERVE):
+    with commit_without_answer(Square, RESERVE):
         # The next one will have the next number.
         change_jobs(Square, [theirs.key["n"]], f"claim = {mine.claim + 1}")
         (third,) = claims.take(1)
@@ -82,8 +82,9 @@ def test_a_claim_that_is_given_back_unheard_takes_no_other_claim_with_it(waiting
 def test_a_claim_that_is_given_back_unheard_and_was_ended_meanwhile_stays_ended(waiting: Any) -> None:
     """Somebody took the worker for dead, and its job was out of attempts."""
     Square = waiting(1)
-    with Bystander(Square) as bystander, commit_without_answer(Square.Number.connection, RESERVE):
-        with just("before", Square.Number.connection, PUT_BACK, lambda: bystander.change(1, "status = 'error'")):
+    with Bystander(Square) as bystander:
+        ending = just("before", Square, PUT_BACK, lambda: bystander.change(1, "status = 'error'"))
+        with commit_without_answer(Square, RESERVE), ending:
             assert claims_of(Square).take(1) == []
     assert statuses(Square) == {1: "error"}
 
@@ -93,7 +94,7 @@ def test_a_job_that_is_claimed_between_finding_and_locking_it_is_the_first_ones(
     Square = waiting(2)
     with another(Square) as theirs:
         first: list[Any] = []
-        with just("before", Square.Number.connection, PICK_THESE, lambda: first.extend(claims_of(theirs).take(2))):
+        with just("before", Square, PICK_THESE, lambda: first.extend(claims_of(theirs).take(2))):
             assert claims_of(Square, *(["n > 0"] if order == "original" else []), order=order).take(2) == []
     assert numbers(first) == [1, 2]
     assert {row["worker_id"] for row in rows_by_number(Square).values()} == {first[0].worker_id}
@@ -107,7 +108,7 @@ def test_a_job_that_fails_between_finding_and_locking_it_waits_for_its_time(wait
         (job,) = claims_of(theirs).take(1)
         finisher_of(theirs).failed(job, Failure("error", "ValueError: no square"), wait=3600)
 
-    with another(Square, max_attempts=3) as theirs, just("before", Square.Number.connection, PICK_THESE, fail):
+    with another(Square, max_attempts=3) as theirs, just("before", Square, PICK_THESE, fail):
         assert claims_of(Square, "n > 0").take(1) == []
     row = job_of(Square, 1)
     assert (row["status"], row["turn"], row["attempt"]) == ("scheduled", None, 1)
@@ -121,7 +122,7 @@ def make_due(table: Any) -> None:
 def test_who_puts_due_jobs_into_line_does_not_wait_for_those_that_others_hold(waiting: Any) -> None:
     Square = waiting(2)
     make_due(Square)
-    with impatient(Square.Number.connection), job_locked(Square, 1):
+    with impatient(Square), job_locked(Square, 1):
         assert numbers(claims_of(Square).take(2)) == [2]
     assert numbers(claims_of(Square).take(2)) == [1]
 
@@ -133,12 +134,12 @@ def test_a_due_job_is_not_changed_while_it_is_put_into_line(waiting: Any) -> Non
     with Bystander(Square) as bystander:
         later = f"due_time = {ago(bystander.connection, -3600)}"
         with Beside(bystander.connection, lambda: bystander.change(1, later)) as beside:
-            with just("after", Square.Number.connection, PICK_DUE, beside.start_and_wait):
+            with just("after", Square, PICK_DUE, beside.start_and_wait):
                 claims_of(Square).take(1)
             assert beside.had_to_wait
 
 
-# -- ending a job -----------------------------------------------------------------------------------------------------
+# -- ending a job --------------------------------------------------------------------------------------------------
 
 
 def test_who_ends_a_job_and_who_calls_it_off_do_not_pass_each_other(waiting: Any) -> None:
@@ -147,7 +148,7 @@ def test_who_ends_a_job_and_who_calls_it_off_do_not_pass_each_other(waiting: Any
     (job,) = claims_of(Square).take(1)
     finisher = finisher_of(Square)
     with another(Square) as theirs, Beside(theirs.Number.connection, theirs.cancel_jobs) as beside:
-        with just("after", Square.Number.connection, LOOK_AT_CLAIM, beside.start_and_wait):
+        with just("after", Square, LOOK_AT_CLAIM, beside.start_and_wait):
             assert finisher.failed(job, Failure("error", "ValueError: no square"), wait=None) == "error"
         assert beside.had_to_wait
         with pytest.raises(djjobs.JobNotCancellable):
@@ -229,7 +230,7 @@ def test_a_job_that_was_just_taken_away_is_not_changed(
             bystander.change(1, TAKEN[taken])
             seen.append(bystander.row(1))
 
-        with just("before", Square.Number.connection, ENDINGS[ending], take):
+        with just("before", Square, ENDINGS[ending], take):
             ending(Square, job)
         assert bystander.row(1) == seen[0]
 
@@ -237,13 +238,13 @@ def test_a_job_that_was_just_taken_away_is_not_changed(
 def test_a_make_whose_job_was_taken_away_just_before_the_commit_leaves_nothing(waiting: Any) -> None:
     Square = waiting(1)
     with Bystander(Square) as bystander:
-        taking = just("before", Square.Number.connection, COMPLETE, lambda: bystander.change(1, TAKEN["and ended"]))
+        taking = just("before", Square, COMPLETE, lambda: bystander.change(1, TAKEN["and ended"]))
         with taking, pytest.raises(djjobs.LeaseLost):
             Square.populate(reserve_jobs=True)
     assert (made(Square()), statuses(Square)) == ([], {1: "error"})
 
 
-# -- calling off ------------------------------------------------------------------------------------------------------
+# -- calling off ---------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("whole_slot", [False, True], ids=["jobs", "slot"])
@@ -251,19 +252,18 @@ def test_a_job_that_is_called_off_just_before_it_is_given_back_does_not_go_back(
     """And those that are not called off are not cancelled with it."""
     Square = waiting(2)
     jobs = claims_of(Square).take(2)
-    with another(Square) as theirs:
-        with just("before", Square.Number.connection, PUT_BACK, lambda: theirs.cancel_jobs("n = 1")):
-            if whole_slot:
-                assert release_slot(queue_of(Square), [Square.table_name], jobs[0].worker_id, 0) == 2
-            else:
-                assert finisher_of(Square).give_back(jobs) == 2
+    with another(Square) as theirs, just("before", Square, PUT_BACK, lambda: theirs.cancel_jobs("n = 1")):
+        if whole_slot:
+            assert release_slot(queue_of(Square), [Square.table_name], jobs[0].worker_id, 0) == 2
+        else:
+            assert finisher_of(Square).give_back(jobs) == 2
     assert statuses(Square) == {1: "cancelled", 2: "scheduled"}
     assert {row["cancel_request"] for row in rows_by_number(Square).values()} == {""}
 
 
 def test_a_job_that_is_called_off_just_before_its_commit_is_not_made(waiting: Any) -> None:
     Square = waiting(1)
-    with another(Square) as theirs, just("before", Square.Number.connection, COMPLETE, theirs.cancel_jobs):
+    with another(Square) as theirs, just("before", Square, COMPLETE, theirs.cancel_jobs):
         assert Square.populate(reserve_jobs=True)["success_count"] == 0
     assert (made(Square()), statuses(Square)) == ([], {1: "cancelled"})
 
@@ -274,7 +274,7 @@ def test_a_job_that_is_claimed_between_the_two_looks_of_a_cancel_does_not_escape
     with another(Square) as theirs:
         claim = claims_of(theirs, "n = 1")
         cancelled = r"^UPDATE \S*~jobs\W.*SET status = 'cancelled'"
-        with just("before", Square.Number.connection, cancelled, lambda: claim.take(1)):
+        with just("before", Square, cancelled, lambda: claim.take(1)):
             assert Square.cancel_jobs() == 2
     assert statuses(Square) == {1: "reserved", 2: "cancelled"}
     assert job_of(Square, 1)["cancel_request"] == "cancel"
@@ -288,12 +288,12 @@ def test_a_job_that_is_over_when_it_is_called_off_is_not_called_off(waiting: Any
         def work() -> None:
             theirs.populate("n = 1", reserve_jobs=True)
 
-        with just("before", Square.Number.connection, r"^UPDATE \S*~jobs\W.*SET cancel_request", work):
+        with just("before", Square, r"^UPDATE \S*~jobs\W.*SET cancel_request", work):
             assert Square.cancel_jobs() == 1
     assert statuses(Square) == {1: "success", 2: "cancelled"}
 
 
-# -- by hand ------------------------------------------------------------------------------------------------------------
+# -- by hand -------------------------------------------------------------------------------------------------------
 
 
 def test_a_job_that_is_claimed_between_choosing_and_deleting_it_stays(waiting: Any) -> None:
@@ -301,7 +301,7 @@ def test_a_job_that_is_claimed_between_choosing_and_deleting_it_stays(waiting: A
     Square = waiting(2)
     with another(Square) as theirs:
         claim = claims_of(theirs, "n = 1")
-        with just("before", Square.Number.connection, r"^DELETE FROM \S*~jobs\W", lambda: claim.take(1)):
+        with just("before", Square, r"^DELETE FROM \S*~jobs\W", lambda: claim.take(1)):
             Square.jobs.scheduled.delete_quick()
     assert statuses(Square) == {1: "reserved"}
 
@@ -310,7 +310,7 @@ def test_a_job_that_a_worker_claims_just_before_it_is_reserved_by_hand_is_the_wo
     Square = waiting(1)
     with another(Square) as theirs:
         claim = claims_of(theirs)
-        with just("before", Square.Number.connection, RESERVE, lambda: claim.take(1)):
+        with just("before", Square, RESERVE, lambda: claim.take(1)):
             assert not Square.jobs.reserve({"n": 1})
     assert (status_of(Square, 1), job_of(Square, 1)["worker_id"]) == ("reserved", claim.claimant.worker_id)
 
@@ -325,9 +325,9 @@ def test_a_job_that_a_worker_claims_just_before_it_is_ended_by_hand_is_the_worke
     ending = r"^(DELETE FROM|UPDATE) \S*~jobs\W.*\(status <> 'reserved' OR worker_id IS NULL\)"
     with another(Square) as theirs:
         claim = claims_of(theirs)
-        with just("before", Square.Number.connection, ending, lambda: claim.take(1)):
-            with pytest.raises(djjobs.DjJobsError, match="running"):
-                end()
+        claimed = just("before", Square, ending, lambda: claim.take(1))
+        with claimed, pytest.raises(djjobs.DjJobsError, match="running"):
+            end()
     assert statuses(Square) == {1: "reserved"}
 
 
@@ -340,6 +340,6 @@ def test_jobs_that_are_ended_just_before_they_are_taken_from_their_workers_stay_
     failed = Failure("error", "ValueError: no square")
     with another(Square) as theirs:
         finisher = finisher_of(theirs)
-        with just("before", Square.Number.connection, PUT_BACK, lambda: finisher.failed(jobs[0], failed, None)):
+        with just("before", Square, PUT_BACK, lambda: finisher.failed(jobs[0], failed, None)):
             Square.jobs.refresh(orphan_timeout=60)
     assert statuses(Square) == {1: "error", 2: "scheduled"}

@@ -32,7 +32,7 @@ def waiting(start: Any, standing: Standing) -> Callable[..., Any]:
     return start_over
 
 
-# -- who is dead --------------------------------------------------------------------------------------------------------
+# -- who is dead ---------------------------------------------------------------------------------------------------
 
 
 def test_a_worker_that_is_heard_of_again_keeps_its_jobs(waiting: Any) -> None:
@@ -41,7 +41,7 @@ def test_a_worker_that_is_heard_of_again_keeps_its_jobs(waiting: Any) -> None:
     silent, gone = lose(Square, [1]), lose(Square, [2])
     with another(Square) as theirs:
         heartbeat = registration_of(theirs, silent)
-        with just("after", Square.Number.connection, FIND_DEAD, heartbeat.beat):
+        with just("after", Square, FIND_DEAD, heartbeat.beat):
             assert Square.cleanup_jobs()["recovered"] == 1
     assert statuses(Square) == {1: "reserved", 2: "scheduled"}
     assert {worker["worker_id"]: worker["state"] for worker in worker_rows(Square)} == {
@@ -54,7 +54,7 @@ def test_a_worker_that_is_gone_from_the_list_is_as_dead_as_it_looked(waiting: An
     """Another one has forgotten it between the look and the recovery."""
     Square = waiting(1)
     lose(Square, [1])
-    with just("after", Square.Number.connection, FIND_DEAD, lambda: forget_all_workers(Square)):
+    with just("after", Square, FIND_DEAD, lambda: forget_all_workers(Square)):
         assert Square.cleanup_jobs()["recovered"] == 1
     assert (statuses(Square), kinds(job_of(Square, 1))) == ({1: "scheduled"}, ["crash"])
 
@@ -63,7 +63,7 @@ def test_who_recovers_does_not_wait_for_a_job_that_its_worker_holds(waiting: Any
     """The worker may be asleep on the way to its commit; then the job is its own."""
     Square = waiting(2)
     lose(Square, [1, 2])
-    with impatient(Square.Number.connection), job_locked(Square, 1):
+    with impatient(Square), job_locked(Square, 1):
         assert Square.cleanup_jobs()["recovered"] == 1
     assert statuses(Square) == {1: "reserved", 2: "scheduled"}
 
@@ -97,7 +97,7 @@ def test_who_recovers_marks_the_silent_as_dead_and_no_others(waiting: Any) -> No
     assert {row["worker_id"]: row["state"] for row in worker_rows(Square)} == {silent: "dead", alive: "working"}
 
 
-# -- a server that was away -------------------------------------------------------------------------------------------------
+# -- a server that was away ----------------------------------------------------------------------------------------
 
 
 def missed(Square: Any) -> dict[str, Any]:
@@ -137,7 +137,7 @@ def test_who_was_missed_before_the_server_was_away_is_missed_anew(waiting: Any) 
     assert missed(Square)[worker] > before[worker]
 
 
-# -- orphans --------------------------------------------------------------------------------------------------------------
+# -- orphans -------------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -162,7 +162,7 @@ def test_a_job_whose_key_comes_back_and_is_retried_before_it_is_removed_stays(or
         theirs.Number.insert1({"n": 1})
         assert theirs.retry_jobs({"n": 1}) == 1
 
-    with another(orphan) as theirs, just("before", orphan.Number.connection, DELETE, come_back):
+    with another(orphan) as theirs, just("before", orphan, DELETE, come_back):
         assert orphan.cleanup_jobs()["orphaned_incomplete"] == 0
     assert statuses(orphan) == {1: "scheduled", 2: "scheduled"}
 
@@ -170,6 +170,7 @@ def test_a_job_whose_key_comes_back_and_is_retried_before_it_is_removed_stays(or
 def test_a_job_that_somebody_has_reserved_before_it_is_removed_stays(orphan: Any) -> None:
     """DataJoint's own workers do not tell when; the status alone must keep it."""
     with Bystander(orphan) as bystander:
-        with just("before", orphan.Number.connection, DELETE, lambda: bystander.change(1, "status = 'reserved'")):
+        reserved = just("before", orphan, DELETE, lambda: bystander.change(1, "status = 'reserved'"))
+        with reserved:
             assert orphan.cleanup_jobs()["orphaned_incomplete"] == 0
     assert statuses(orphan)[1] == "reserved"

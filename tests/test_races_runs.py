@@ -9,7 +9,7 @@ import pytest
 from interleaving import Beside, another, claims_of, just, queue_of, registration_of
 from pipelines import rows_of
 from workloads.lives import ago, forget_all_workers
-from workloads.squares import another_connection, change_jobs, insert_square, rows_by_number, statuses
+from workloads.squares import another_connection, change_jobs, rows_by_number, statuses
 
 import djjobs
 from djjobs.queue.finish import release_slot
@@ -55,7 +55,7 @@ def row_of(table: Any, run: Any) -> dict[str, Any]:
     return row
 
 
-# -- preparing ------------------------------------------------------------------------------------------------------------
+# -- preparing -----------------------------------------------------------------------------------------------------
 
 #: How the mark to prepare a run is taken from who calls the hook.
 TAKEN = {
@@ -100,7 +100,7 @@ def test_two_who_want_to_prepare_a_run_do_not_pass_each_other(start: Any) -> Non
     Square = start(1, prepare_run=lambda self, run: "ours")
     run = Square.schedule_jobs(name="m1")
     with Theirs(Square) as theirs, Beside(theirs.connection, lambda: theirs.change(run, "name = 'm2'")) as beside:
-        with just("after", Square.Number.connection, LOCK_PREPARING, beside.start_and_wait):
+        with just("after", Square, LOCK_PREPARING, beside.start_and_wait):
             assert Square.populate(reserve_jobs=True)["success_count"] == 1
         assert beside.had_to_wait
     assert run.details == "ours"
@@ -132,7 +132,7 @@ def test_a_run_whose_preparer_has_lost_its_job_is_prepared_by_the_next(start: An
     assert run.details == "ours"
 
 
-# -- finishing ------------------------------------------------------------------------------------------------------------
+# -- finishing -----------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -168,7 +168,7 @@ def test_a_run_that_another_begins_to_finish_before_it_is_locked_is_left_to_that
     registration_of(Square, SOMEBODY).beat()
     with Theirs(Square) as theirs:
         mark = f"finish_worker = '{SOMEBODY}', finish_claim = 1, finish_since = created, finish_tries = 1"
-        with just("before", Square.Number.connection, LOCK_FINISHING, lambda: theirs.change(run, mark)):
+        with just("before", Square, LOCK_FINISHING, lambda: theirs.change(run, mark)):
             Square.populate(reserve_jobs=True)
     assert calls == []
     assert row_of(Square, run)["finish_worker"] == SOMEBODY
@@ -179,9 +179,8 @@ def test_a_run_that_another_has_ended_before_it_is_locked_is_not_finished_again(
     calls: list[int] = []
     Square = start(1, finish_run=finishing(calls))
     run = Square.schedule_jobs(name="m1")
-    with Theirs(Square) as theirs:
-        with just("before", Square.Number.connection, LOCK_FINISHING, lambda: theirs.change(run, over)):
-            Square.populate(reserve_jobs=True)
+    with Theirs(Square) as theirs, just("before", Square, LOCK_FINISHING, lambda: theirs.change(run, over)):
+        Square.populate(reserve_jobs=True)
     assert calls == []
 
 
@@ -191,7 +190,7 @@ def test_a_run_of_which_a_job_is_put_back_before_it_is_locked_is_not_finished_ye
     run = Square.schedule_jobs(name="m1")
     change_jobs(Square, [2], "status = 'error'")
     with another(Square) as theirs:
-        with just("before", Square.Number.connection, LOCK_FINISHING, lambda: theirs.retry_jobs("n = 2")):
+        with just("before", Square, LOCK_FINISHING, lambda: theirs.retry_jobs("n = 2")):
             Square.populate("n = 1", reserve_jobs=True)
         assert (calls, run.state) == ([], "running")
     Square.populate(reserve_jobs=True)
@@ -202,7 +201,7 @@ def test_two_who_want_to_finish_a_run_do_not_pass_each_other(start: Any) -> None
     Square = start(1, finish_run=finishing([]))
     run = Square.schedule_jobs(name="m1")
     with Theirs(Square) as theirs, Beside(theirs.connection, lambda: theirs.change(run, "name = 'm2'")) as beside:
-        with just("after", Square.Number.connection, LOCK_FINISHING, beside.start_and_wait):
+        with just("after", Square, LOCK_FINISHING, beside.start_and_wait):
             Square.populate(reserve_jobs=True)
         assert beside.had_to_wait
     assert run.state == "done"
@@ -228,16 +227,15 @@ def test_a_slot_that_has_died_leaves_the_runs_of_others_alone(start: Any) -> Non
     assert {n: after[n] for n in (2, 3, 4)} == {n: before[n] for n in (2, 3, 4)}
 
 
-# -- the end of a run without hooks ---------------------------------------------------------------------------------------
+# -- the end of a run without hooks --------------------------------------------------------------------------------
 
 
 def test_a_run_of_which_a_job_is_put_back_before_its_end_is_noted_has_not_ended(start: Any) -> None:
     Square = start(2, keep_completed=True)
     run = Square.schedule_jobs(name="m1")
     change_jobs(Square, [2], "status = 'error'")
-    with another(Square) as theirs:
-        with just("after", Square.Number.connection, FIND_OVER, lambda: theirs.retry_jobs("n = 2")):
-            Square.populate("n = 1", reserve_jobs=True)
+    with another(Square) as theirs, just("after", Square, FIND_OVER, lambda: theirs.retry_jobs("n = 2")):
+        Square.populate("n = 1", reserve_jobs=True)
     assert (run.ended, run.state) == (None, "running")
 
 
@@ -245,15 +243,15 @@ def test_the_end_of_a_run_is_noted_once(start: Any) -> None:
     """Who comes second does not change when it was."""
     Square = start(1)
     run = Square.schedule_jobs(name="m1")
-    with Theirs(Square) as theirs:
-        with just(
-            "after", Square.Number.connection, FIND_OVER, lambda: theirs.change(run, "ended_time = '2001-01-01'")
-        ):
-            Square.populate(reserve_jobs=True)
+    with (
+        Theirs(Square) as theirs,
+        just("after", Square.Number.connection, FIND_OVER, lambda: theirs.change(run, "ended_time = '2001-01-01'")),
+    ):
+        Square.populate(reserve_jobs=True)
     assert run.ended.year == 2001
 
 
-# -- clean-up of runs -------------------------------------------------------------------------------------------------------
+# -- clean-up of runs ----------------------------------------------------------------------------------------------
 
 
 def test_a_clean_up_ends_no_run_that_waits_has_ended_or_is_to_be_finished(start: Any) -> None:
@@ -280,12 +278,12 @@ def test_a_run_that_is_reopened_before_it_is_removed_stays(start: Any, monkeypat
         for run in runs:
             theirs.change(run, "ended_time = '2001-01-01'")
         reopen = r"^DELETE FROM \S*~runs\W"
-        with just("before", Square.Number.connection, reopen, lambda: theirs.change(runs[0], "ended_time = NULL")):
+        with just("before", Square, reopen, lambda: theirs.change(runs[0], "ended_time = NULL")):
             assert Square.cleanup_jobs()["runs"] == 1
     assert {row["name"] for row in rows_of(djjobs.runs(Square.Number))} == {"m1"}
 
 
-# -- calling a run off ------------------------------------------------------------------------------------------------------
+# -- calling a run off ---------------------------------------------------------------------------------------------
 
 
 def test_a_run_that_is_over_before_it_is_called_off_is_not_called_off(start: Any) -> None:
@@ -296,7 +294,7 @@ def test_a_run_that_is_over_before_it_is_called_off_is_not_called_off(start: Any
         def work() -> None:
             theirs.populate(reserve_jobs=True)
 
-        with just("before", Square.Number.connection, CANCEL_RUN, work), pytest.raises(djjobs.JobNotCancellable):
+        with just("before", Square, CANCEL_RUN, work), pytest.raises(djjobs.JobNotCancellable):
             run.cancel()
     assert (run.state, row_of(Square, run)["cancel_time"]) == ("done", None)
 
@@ -305,11 +303,11 @@ def test_a_run_is_called_off_once(start: Any) -> None:
     """Who comes second does not change when it was."""
     Square = start(1)
     run = Square.schedule_jobs(name="m1")
-    with Theirs(Square) as theirs:
-        with just(
-            "before", Square.Number.connection, CANCEL_RUN, lambda: theirs.change(run, "cancel_time = '2001-01-01'")
-        ):
-            assert run.cancel() == 1
+    with (
+        Theirs(Square) as theirs,
+        just("before", Square.Number.connection, CANCEL_RUN, lambda: theirs.change(run, "cancel_time = '2001-01-01'")),
+    ):
+        assert run.cancel() == 1
     assert row_of(Square, run)["cancel_time"].year == 2001
 
 
@@ -322,7 +320,7 @@ def test_a_job_that_leaves_a_run_before_that_is_called_off_is_not_called_off_wit
     def leave() -> None:
         change_jobs(theirs, [1, 3], "run_id = 42")
 
-    with another(Square) as theirs, just("after", Square.Number.connection, FIND_OPEN, leave):
+    with another(Square) as theirs, just("after", Square, FIND_OPEN, leave):
         assert run.cancel() == 1
     assert statuses(Square) == {1: "scheduled", 2: "cancelled", 3: "reserved"}
     assert rows_by_number(Square)[3]["cancel_request"] == ""

@@ -193,7 +193,7 @@ def test_a_firing_that_has_ended_is_not_shown_to_run(lab: Lab, theirs: Theirs, m
     assert {firing.name: firing.expires < lab.timetable.now() for firing in lab.firings()}[lost.name]
 
 
-# -- the lead -------------------------------------------------------------------------------------------------------------
+# -- the lead ------------------------------------------------------------------------------------------------------
 
 
 def test_of_two_who_find_nobody_leading_one_leads(lab: Lab, theirs: Theirs) -> None:
@@ -211,7 +211,7 @@ def test_one_who_resigns_late_does_not_end_the_lead_of_another(lab: Lab, theirs:
     assert lab.leader["expires"] > lab.timetable.now()
 
 
-# -- people ---------------------------------------------------------------------------------------------------------------
+# -- people --------------------------------------------------------------------------------------------------------
 
 
 def test_of_two_who_resume_a_schedule_the_second_changes_nothing(lab: Lab, theirs: Theirs) -> None:

@@ -40,7 +40,7 @@ def mark(theirs: Any, where: str = "scope <> 'automatic'", seconds: float = 60) 
     connection.query(f"UPDATE {control_of(theirs)} SET {changes} WHERE {where}")
 
 
-# -- the right to schedule ----------------------------------------------------------------------------------------
+# -- the right to schedule -----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("restrictions", [(), ("n > 0",)], ids=["all", "restricted"])
@@ -58,24 +58,22 @@ def test_who_has_looked_before_another_scheduled_does_not_schedule_again(start: 
 
 def test_who_has_looked_before_another_began_to_schedule_leaves_it_to_that_one(start: Any) -> None:
     Square = start(3)
-    with another(Square) as theirs:
-        with just("before", Square.Number.connection, BEGIN, lambda: mark(theirs)):
-            run = Square.schedule_jobs(min_scheduling_interval=60)
+    with another(Square) as theirs, just("before", Square, BEGIN, lambda: mark(theirs)):
+        run = Square.schedule_jobs(min_scheduling_interval=60)
     assert (run.rate_limited, int(run)) == (True, 0)
     assert scopes(Square)[""] == (ANOTHER, True, None)
 
 
 def test_a_mark_that_has_run_out_does_not_keep_others_from_scheduling(start: Any) -> None:
     Square = start(3)
-    with another(Square) as theirs:
-        with just("before", Square.Number.connection, BEGIN, lambda: mark(theirs, seconds=-1)):
-            assert int(Square.schedule_jobs(min_scheduling_interval=60)) == 3
+    with another(Square) as theirs, just("before", Square, BEGIN, lambda: mark(theirs, seconds=-1)):
+        assert int(Square.schedule_jobs(min_scheduling_interval=60)) == 3
 
 
 def test_who_took_too_long_does_not_end_the_scheduling_of_another(start: Any) -> None:
     """Its mark ran out meanwhile: the right, and the end of it, are the other one's."""
     Square = start(3)
-    with another(Square) as theirs, just("before", Square.Number.connection, END, lambda: mark(theirs)):
+    with another(Square) as theirs, just("before", Square, END, lambda: mark(theirs)):
         Square.schedule_jobs()
     assert scopes(Square)[""] == (ANOTHER, True, None)
 
@@ -88,9 +86,8 @@ def test_who_took_too_long_and_failed_does_not_end_the_scheduling_of_another(sta
         mark(theirs)
         raise KeyError("out of luck")
 
-    with another(Square) as theirs, just("before", Square.Number.connection, INSERT, fail):
-        with pytest.raises(KeyError):
-            Square.schedule_jobs(*restrictions)
+    with another(Square) as theirs, just("before", Square, INSERT, fail), pytest.raises(KeyError):
+        Square.schedule_jobs(*restrictions)
     assert set(scopes(Square).values()) - {(None, False, None)} == {(ANOTHER, True, None)}
 
 
@@ -102,7 +99,7 @@ def test_a_scheduling_that_fails_does_not_make_the_one_before_forgotten(start: A
         raise KeyError("out of luck")
 
     before = scopes(Square)
-    with just("before", Square.Number.connection, INSERT, fail), pytest.raises(KeyError):
+    with just("before", Square, INSERT, fail), pytest.raises(KeyError):
         Square.schedule_jobs("n > 0", min_scheduling_interval=0)
     assert scopes(Square) == before
 
@@ -114,15 +111,14 @@ def test_an_old_scope_that_another_is_just_scheduling_is_not_forgotten(start: An
         Square.schedule_jobs(*restrictions, min_scheduling_interval=0)
     first, second = sorted(set(scopes(Square)) - {""})
     Square.Number.connection.query(f"UPDATE {control_of(Square)} SET last_scheduled = '2001-01-01'")
-    with another(Square) as theirs:
-        with just("before", Square.Number.connection, FORGET, lambda: mark(theirs, f"scope = '{first}'")):
-            Square.schedule_jobs("n = 3", min_scheduling_interval=0)
+    with another(Square) as theirs, just("before", Square, FORGET, lambda: mark(theirs, f"scope = '{first}'")):
+        Square.schedule_jobs("n = 3", min_scheduling_interval=0)
     left = scopes(Square)
     assert left[first][:2] == (ANOTHER, True)
     assert "" in left and second not in left
 
 
-# -- jobs that events have put there --------------------------------------------------------------------------------
+# -- jobs that events have put there -------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -147,7 +143,7 @@ def test_to_take_jobs_along_does_not_make_the_scheduling_forgotten(automatic: An
 def test_a_job_that_another_run_has_just_taken_along_stays_in_it(automatic: Any) -> None:
     with Bystander(automatic) as bystander:
         take = functools.partial(bystander.change, 1, "automatic = 0, run_id = 42")
-        with just("after", automatic.Number.connection, FIND_AUTOMATIC, take):
+        with just("after", automatic, FIND_AUTOMATIC, take):
             run = automatic.schedule_jobs(name="ours", min_scheduling_interval=0)
     assert (int(run), runs_of(automatic)) == (1, {1: 42, 2: run.run_id})
 
@@ -156,7 +152,7 @@ def test_a_job_that_is_claimed_before_it_is_locked_is_not_taken_along(automatic:
     """It is running, and the run that its worker knows of is the one that it stays in."""
     with another(automatic) as theirs:
         claim = claims_of(theirs, "n = 1")
-        with just("after", automatic.Number.connection, FIND_AUTOMATIC, lambda: claim.take(1)):
+        with just("after", automatic, FIND_AUTOMATIC, lambda: claim.take(1)):
             run = automatic.schedule_jobs(name="ours", min_scheduling_interval=0)
     assert statuses(automatic) == {1: "reserved", 2: "scheduled"}
     assert (int(run), runs_of(automatic)) == (1, {1: None, 2: run.run_id})
@@ -167,7 +163,7 @@ def test_a_job_that_is_taken_along_cannot_be_claimed_until_that_is_done(automati
     with another(automatic) as theirs:
         claimed: list[Any] = []
         claim = claims_of(theirs)
-        with just("after", automatic.Number.connection, LOCK_AUTOMATIC, lambda: claimed.extend(claim.take(2))):
+        with just("after", automatic, LOCK_AUTOMATIC, lambda: claimed.extend(claim.take(2))):
             run = automatic.schedule_jobs(name="ours", min_scheduling_interval=0)
         assert claimed == []
         assert {job.run_id for job in claim.take(2)} == {run.run_id}
@@ -175,6 +171,6 @@ def test_a_job_that_is_taken_along_cannot_be_claimed_until_that_is_done(automati
 
 def test_who_takes_jobs_along_does_not_wait_for_those_that_others_hold(automatic: Any) -> None:
     """Whoever claims them may be suspended; they stay as they are."""
-    with impatient(automatic.Number.connection), job_locked(automatic, 1):
+    with impatient(automatic), job_locked(automatic, 1):
         run = automatic.schedule_jobs(name="ours", min_scheduling_interval=0)
     assert (int(run), runs_of(automatic)) == (1, {1: None, 2: run.run_id})

@@ -9,6 +9,7 @@ import ast
 import fnmatch
 import hashlib
 import io
+import itertools
 import re
 import tokenize
 from collections.abc import Iterator
@@ -250,7 +251,7 @@ def _parts_of_region(
         return
     borders = [(start, start), *((first, last) for _, first, last in separators), (end, end)]
     joins = [kind for kind, _, _ in separators]
-    for number, ((_, first), (last, _)) in enumerate(zip(borders, borders[1:], strict=False)):
+    for number, ((_, first), (last, _)) in enumerate(itertools.pairwise(borders)):
         around = set(joins[max(number - 1, 0) : number + 1])
         joined_by = "or" if around == {"or"} else "case" if clause == "when" and not around else "and"
         yield from _trimmed(text, joined_by, first, last)

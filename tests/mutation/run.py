@@ -2,7 +2,7 @@
 
 First `python tests/mutation/run.py trace`: the tests run once on a copy of the tree that notes which statement and
 which function each comes by. Then `python tests/mutation/run.py try --sample 100`: each mutant is shown to the tests
-that come by it, the quickest first. `list` shows the mutants. The server is one for all; the tree itself is not touched.
+that come by it, the quickest first. `list` shows the mutants. One server does for all; the tree is not touched.
 """
 
 from __future__ import annotations
@@ -22,11 +22,13 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[2]
-sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from mutation.mutants import Mutant, choose, find
 from mutation.touched import Touched, instrument
+
+ROOT = Path(__file__).resolve().parents[2]
 
 #: The tests of what is broken here. The others take long and come by the same places.
 FILES = """test_cancel test_claims test_cleanup test_concurrency test_events test_finds_work test_jobs_view
