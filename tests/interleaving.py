@@ -20,7 +20,7 @@ from workloads.squares import another_connection, rows_by_number, squares
 
 from djjobs.queue.claim import Claims
 from djjobs.queue.enqueue import insert_new
-from djjobs.queue.finish import Finisher
+from djjobs.queue.finish import Finisher, release_slot
 from djjobs.queue.identity import Claimant
 from djjobs.queue.keys import Keys
 from djjobs.queue.leases import Registration
@@ -55,10 +55,15 @@ def registration_of(table: Any, worker_id: str) -> Registration:
     return Registration(queue_of(table), worker_id, [table.table_name], 1)
 
 
-def schedule_automatically(table: Any) -> int:
-    """Put all keys into the queue as an event does; how many."""
+def give_back_slot(table: Any, worker_id: str, slot: int = 0) -> int:
+    """Give back what a slot of a worker has claimed of a table, and the runs that it was finishing; how many jobs."""
+    return release_slot(queue_of(table), [table.table_name], worker_id, slot)
+
+
+def schedule_automatically(table: Any, *restrictions: Any) -> int:
+    """Put keys into the queue as an event does; how many."""
     queue = queue_of(table)
-    return insert_new(queue, Keys(table(), (), queue.engine), "scheduled", 5, automatic=True)
+    return insert_new(queue, Keys(table(), restrictions, queue.engine), "scheduled", 5, automatic=True)
 
 
 # -- moments --------------------------------------------------------------------------------------------------------

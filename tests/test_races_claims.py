@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -12,17 +13,17 @@ from interleaving import (
     claims_of,
     commit_without_answer,
     finisher_of,
+    give_back_slot,
     impatient,
     job_locked,
     just,
-    queue_of,
     registration_of,
 )
 from workloads.lives import ago, job_of, kinds, status_of
 from workloads.squares import Bystander, change_jobs, made, rows_by_number, statuses
 
 import djjobs
-from djjobs.queue.finish import Failure, release_slot
+from djjobs.queue.finish import Failure
 
 #: The statements at which the other one comes in between.
 PICK_DUE = r"^SELECT key_hash FROM \S*~jobs\W.*turn IS NULL AND due_time <=.*FOR UPDATE"
@@ -139,6 +140,17 @@ def test_a_due_job_is_not_changed_while_it_is_put_into_line(waiting: Any) -> Non
             assert beside.had_to_wait
 
 
+def test_who_puts_due_jobs_into_line_keeps_nobody_from_those_that_are_in_line(waiting: Any) -> None:
+    Square = waiting(2)
+    change_jobs(Square, [1], f"turn = NULL, due_time = {ago(Square.Number.connection, 60)}")
+    with another(Square) as theirs:
+        claimed: list[Any] = []
+        claim = claims_of(theirs)
+        with just("after", Square, PICK_DUE, lambda: claimed.extend(claim.take(2))):
+            assert numbers(claims_of(Square).take(2)) == [1]
+    assert numbers(claimed) == [2]
+
+
 # -- ending a job --------------------------------------------------------------------------------------------------
 
 
@@ -194,7 +206,7 @@ def giving_back(Square: Any, job: Any) -> None:
 
 
 def giving_back_a_slot(Square: Any, job: Any) -> None:
-    assert release_slot(queue_of(Square), [Square.table_name], job.worker_id, 0) == 0
+    assert give_back_slot(Square, job.worker_id) == 0
 
 
 def telling_progress(Square: Any, job: Any) -> None:
@@ -254,7 +266,7 @@ def test_a_job_that_is_called_off_just_before_it_is_given_back_does_not_go_back(
     jobs = claims_of(Square).take(2)
     with another(Square) as theirs, just("before", Square, PUT_BACK, lambda: theirs.cancel_jobs("n = 1")):
         if whole_slot:
-            assert release_slot(queue_of(Square), [Square.table_name], jobs[0].worker_id, 0) == 2
+            assert give_back_slot(Square, jobs[0].worker_id) == 2
         else:
             assert finisher_of(Square).give_back(jobs) == 2
     assert statuses(Square) == {1: "cancelled", 2: "scheduled"}
@@ -278,6 +290,17 @@ def test_a_job_that_is_claimed_between_the_two_looks_of_a_cancel_does_not_escape
             assert Square.cancel_jobs() == 2
     assert statuses(Square) == {1: "reserved", 2: "cancelled"}
     assert job_of(Square, 1)["cancel_request"] == "cancel"
+
+
+def test_a_job_that_datajoint_itself_reserves_just_before_it_is_called_off_is_not_asked_to_stop(waiting: Any) -> None:
+    """It has no worker of ours; nobody would heed the request."""
+    Square = waiting(2)
+    with Bystander(Square) as bystander:
+        reserve = functools.partial(bystander.change, 1, "status = 'reserved', worker_id = NULL")
+        with just("before", Square, r"^UPDATE \S*~jobs\W.*SET cancel_request", reserve):
+            assert Square.cancel_jobs() == 1
+    assert statuses(Square) == {1: "reserved", 2: "cancelled"}
+    assert job_of(Square, 1)["cancel_request"] == ""
 
 
 def test_a_job_that_is_over_when_it_is_called_off_is_not_called_off(waiting: Any) -> None:
@@ -313,6 +336,15 @@ def test_a_job_that_a_worker_claims_just_before_it_is_reserved_by_hand_is_the_wo
         with just("before", Square, RESERVE, lambda: claim.take(1)):
             assert not Square.jobs.reserve({"n": 1})
     assert (status_of(Square, 1), job_of(Square, 1)["worker_id"]) == ("reserved", claim.claimant.worker_id)
+
+
+def test_a_job_that_gets_a_later_time_just_before_it_is_reserved_by_hand_waits(waiting: Any) -> None:
+    Square = waiting(1)
+    with Bystander(Square) as bystander:
+        later = f"turn = NULL, due_time = {ago(bystander.connection, -3600)}"
+        with just("before", Square, RESERVE, functools.partial(bystander.change, 1, later)):
+            assert not Square.jobs.reserve({"n": 1})
+    assert statuses(Square) == {1: "scheduled"}
 
 
 @pytest.mark.parametrize("keep", [False, True], ids=["forget", "keep"])

@@ -6,13 +6,12 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from interleaving import Beside, another, claims_of, just, queue_of, registration_of
+from interleaving import Beside, another, claims_of, give_back_slot, just, registration_of
 from pipelines import rows_of
 from workloads.lives import ago, forget_all_workers
 from workloads.squares import another_connection, change_jobs, rows_by_number, statuses
 
 import djjobs
-from djjobs.queue.finish import release_slot
 
 #: The statements at which the other one comes in between.
 FIND_OVER = r"^SELECT run\.run_id, run\.finish, CASE"
@@ -221,7 +220,7 @@ def test_a_slot_that_has_died_leaves_the_runs_of_others_alone(start: Any) -> Non
         for n, mark in marks.items():
             theirs.change(runs[n], f"{mark}, finish_since = created")
     before = {n: row_of(Square, run) for n, run in runs.items()}
-    release_slot(queue_of(Square), [Square.table_name], SOMEBODY, 0)
+    give_back_slot(Square, SOMEBODY)
     after = {n: row_of(Square, run) for n, run in runs.items()}
     assert after[1]["finish_worker"] is None
     assert {n: after[n] for n in (2, 3, 4)} == {n: before[n] for n in (2, 3, 4)}

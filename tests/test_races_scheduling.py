@@ -40,6 +40,10 @@ def mark(theirs: Any, where: str = "scope <> 'automatic'", seconds: float = 60) 
     connection.query(f"UPDATE {control_of(theirs)} SET {changes} WHERE {where}")
 
 
+def runs_of(table: Any) -> dict[int, int | None]:
+    return {n: row["run_id"] for n, row in rows_by_number(table).items()}
+
+
 # -- the right to schedule -----------------------------------------------------------------------------------------
 
 
@@ -118,6 +122,22 @@ def test_an_old_scope_that_another_is_just_scheduling_is_not_forgotten(start: An
     assert "" in left and second not in left
 
 
+@pytest.mark.parametrize("restrictions", [(), ("n > 0",)], ids=["all", "restricted"])
+def test_a_key_that_another_makes_or_schedules_before_the_statement_is_not_scheduled(
+    start: Any, restrictions: Any
+) -> None:
+    """Whoever schedules has looked at nothing before: one statement finds the keys and inserts them."""
+    Square = start(3)
+
+    def overtake() -> None:
+        theirs.populate("n = 1")
+        schedule_automatically(theirs, "n = 2")
+
+    with another(Square) as theirs, just("before", Square, INSERT, overtake):
+        run = Square.schedule_jobs(*restrictions)
+    assert (int(run), runs_of(Square)) == (1, {2: None, 3: run.run_id})
+
+
 # -- jobs that events have put there -------------------------------------------------------------------------------
 
 
@@ -127,10 +147,6 @@ def automatic(start: Any) -> Any:
     Square = start(2)
     assert schedule_automatically(Square) == 2
     return Square
-
-
-def runs_of(table: Any) -> dict[int, int | None]:
-    return {n: row["run_id"] for n, row in rows_by_number(table).items()}
 
 
 def test_to_take_jobs_along_does_not_make_the_scheduling_forgotten(automatic: Any) -> None:

@@ -195,7 +195,7 @@ class Trial:
         chosen = self._copy.root / "chosen"
         chosen.write_text("\n".join(tests))
         status, said = self._copy.test("-x", "--timeout", "30", f"@{chosen}", limit=3 * self._budget + 60)
-        failures = [line for line in said.splitlines() if line.startswith(("FAILED", "ERROR"))]
+        failures = [line for line in said.splitlines() if line.startswith(("FAILED tests/", "ERROR tests/"))]
         return status, failures[0].split(" - ")[0].partition(" ")[2] if failures else ""
 
 
