@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from interleaving import Beside, another, claims_of, give_back_slot, just, registration_of
+from interleaving import Beside, another, claims_of, give_back_slot, just, registration_of, schedule_automatically
 from pipelines import rows_of
 from workloads.lives import ago, forget_all_workers
 from workloads.squares import another_connection, change_jobs, rows_by_number, statuses
@@ -47,6 +47,11 @@ class Theirs:
 
     def __exit__(self, *_: object) -> None:
         self.connection.close()
+
+
+def insert_without_run(table: Any, restriction: str) -> None:
+    assert schedule_automatically(table, restriction) == 1
+    assert None in {row["run_id"] for row in rows_by_number(table).values()}
 
 
 def row_of(table: Any, run: Any) -> dict[str, Any]:
@@ -248,6 +253,47 @@ def test_the_end_of_a_run_is_noted_once(start: Any) -> None:
     ):
         Square.populate(reserve_jobs=True)
     assert run.ended.year == 2001
+
+
+def test_a_retry_opens_the_runs_again_whose_jobs_it_puts_back_and_no_others(start: Any) -> None:
+    Square = start(3, keep_completed=True)
+    runs = {n: Square.schedule_jobs(f"n = {n}", name=f"m{n}") for n in (1, 2, 3)}
+    change_jobs(Square, [1, 2], "status = 'error'")
+    change_jobs(Square, [3], "status = 'success'")
+    with Theirs(Square) as theirs:
+        for run in runs.values():
+            theirs.change(run, "ended_time = created")
+    assert Square.retry_jobs("n <> 2") == 1
+    assert {n: run.ended is None for n, run in runs.items()} == {1: True, 2: False, 3: False}
+
+
+@pytest.mark.parametrize("hook", [True, False], ids=["finish_run", "no hook"])
+def test_jobs_that_are_in_no_run_keep_no_run_from_its_end(start: Any, hook: bool) -> None:
+    """Events put such jobs there at any moment."""
+    calls: list[int] = []
+    Square = start(2, **({"finish_run": finishing(calls)} if hook else {}))
+    run = Square.schedule_jobs("n = 1", name="m1")
+    change_jobs(Square, [1], "status = 'error'")
+    insert_without_run(Square, "n = 2")
+    if hook:
+        Square.populate("n = 7", reserve_jobs=True)
+        assert calls == [run.run_id]
+    else:
+        Square.cleanup_jobs()
+    assert run.ended is not None
+
+
+def test_jobs_that_are_in_no_run_keep_no_old_run_from_being_removed(
+    start: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(djjobs.settings, "retention", 3600)
+    Square = start(2)
+    run = Square.schedule_jobs("n = 1", name="m1")
+    Square.populate(reserve_jobs=True, schedule_jobs=False)
+    insert_without_run(Square, "n = 2")
+    with Theirs(Square) as theirs:
+        theirs.change(run, "ended_time = '2001-01-01'")
+    assert Square.cleanup_jobs()["runs"] == 1
 
 
 # -- clean-up of runs ----------------------------------------------------------------------------------------------
