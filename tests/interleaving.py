@@ -177,7 +177,7 @@ def job_locked(table: Any, n: int) -> Iterator[None]:
     where = f"table_name = '{table.table_name}' AND key_hash = '{rows_by_number(table)[n]['key_hash']}'"
     connection = another_connection()
     try:
-        for statement in queue_of(table).engine.begin:
+        for statement in queue_of(table).engine.connection.begin:
             connection.query(statement)
         connection.query(f"SELECT * FROM {table.jobs.full_table_name} WHERE {where} FOR UPDATE").fetchall()
         yield
