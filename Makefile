@@ -4,7 +4,7 @@ PYTHON ?= python3
 VENV := $(or $(DJJOBS_VENV),.venv)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test bench chaos lint format clean
+.PHONY: help demo test check bench chaos lint format clean
 
 help: ## this list
 	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 10
@@ -13,8 +13,11 @@ demo: ## a small pipeline on an embedded PostgreSQL
 	@$(PYTHON) tests/cells.py venv dj2
 	@DJ_IGNORE_CONFIG_FILE=true $(VENV)/dj2/bin/djjobs demo $(ARGS)
 
-test: ## lint and all tests; choose with ENGINE=postgresql|mysql|mariadb DATAJOINT=2|0 PYTEST_ARGS=...
+test: ## lint and all tests; choose with ENGINE=postgresql|mysql|mariadb DATAJOINT=2|0 PYTEST_ARGS=... ALL=1
 	@$(PYTHON) tests/cells.py
+
+check: ## lint, types, and the tests that need no server
+	@$(PYTHON) tests/cells.py check
 
 bench: ## throughput, compared with DataJoint's own
 	@$(PYTHON) tests/cells.py venv dj2 dj0

@@ -9,11 +9,10 @@ Add the mixin to a Computed or Imported table and populate it from the queue::
     Spectrum.populate(reserve_jobs=True, order="random")
 """
 
-from .dj.patches import apply_patches
+from .dj.patches import patch_when_needed
 from .errors import DjJobsError, JobCancelled, JobNotCancellable, JobTimeout, LeaseLost, RunTimeout
 from .events.watch import flush_events, watch
 from .log_lines import write_log_lines
-from .queue.migrate import migrate, share_with_legacy_tables
 from .queue.policy import exponential
 from .queue.queue import jobs, workers
 from .recurring.api import (
@@ -29,7 +28,8 @@ from .run.rows import runs
 from .run.run import Run
 from .settings import settings
 from .table.adopt import adopt
-from .table.legacy_calls import heed_legacy_calls
+from .table.legacy_calls import heed_legacy_calls, share_with_legacy_tables
+from .table.migrate import migrate
 from .table.mixin import Computed, Imported, JobsMixin
 from .table.table_jobs import list_in_schemas
 from .views.status import status
@@ -65,9 +65,12 @@ __all__ = [
     "workers",
 ]
 
-share_with_legacy_tables()
-list_in_schemas()
-heed_legacy_calls()
+
+def __dir__() -> list[str]:
+    """The public names, and those that Python gives every module; the submodules are nobody's to look at."""
+    return sorted({*__all__, *(name for name in globals() if name.startswith("__") and name.endswith("__"))})
+
+
 watch()
 write_log_lines()
-apply_patches()
+patch_when_needed(share_with_legacy_tables, list_in_schemas, heed_legacy_calls)

@@ -17,7 +17,13 @@ _datajoint = logging.getLogger("datajoint")
 
 def write_log_lines() -> None:
     """Write a line into the log for every event, from now on."""
-    subscribe(_write, direct=True)
+    subscribe(_write, direct=True, when=_is_written)
+
+
+def _is_written(name: str) -> bool:
+    level = _LINES[name][0]
+    # The level of a failure depends on who handles it.
+    return callable(level) or logger.isEnabledFor(level)
 
 
 def _write(event: Event) -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Iterator
+from difflib import get_close_matches
 from typing import Any, Generic, TypeVar, overload
 
 from .dj.compat import config_value
@@ -12,6 +14,13 @@ from .errors import DjJobsError
 __all__ = ["Settings", "check_seconds", "settings"]
 
 T = TypeVar("T")
+
+_PREFIX = "DJJOBS_"
+#: Variables with our prefix that are not meant for djjobs itself: those of its tests, and those that Kubernetes gives
+#: every container if there is a service called djjobs (DJJOBS_SERVICE_HOST, DJJOBS_PORT_80_TCP).
+_NOT_SETTINGS = re.compile(r"TEST_|(\w+_)?(SERVICE|PORT)(_|$)")
+#: How much of a name must be that of a setting to be taken for a typing error. (VENV and EVENTS have 0.6.)
+_ALIKE = 0.7
 
 
 def check_seconds(name: str, value: Any) -> float:
@@ -89,7 +98,8 @@ class Settings:
     """The settings of djjobs.
 
     Each can be set as an attribute of `djjobs.settings` or, before djjobs is imported,
-    by an environment variable of the same name (``DJJOBS_KEEP_COMPLETED=1``).
+    by an environment variable of the same name (``DJJOBS_KEEP_COMPLETED=1``). A name that is no setting is refused: a
+    variable at the first use of a queue, if it looks like the name of a setting.
 
     Attributes
     ----------
@@ -138,15 +148,43 @@ class Settings:
     events = _Setting(True, _check_flag)
     leader_expiry = _Setting(30.0, _check_some_seconds)
 
+    _complaint: str
+
     def __init__(self) -> None:
-        self._complaint = ""
+        complaints = [*self._read_environment(), *self._unknown_in_environment()]
+        self._complaint = complaints[0] if complaints else ""
+
+    def _read_environment(self) -> Iterator[str]:
+        """Take the values from the environment; what is wrong with them."""
         for name in self._names():
-            text = os.environ.get(f"DJJOBS_{name.upper()}")
+            text = os.environ.get(_variable(name))
             if text is not None:
                 try:
                     setattr(self, name, text)
                 except DjJobsError as error:
-                    self._complaint = self._complaint or f"DJJOBS_{name.upper()}: {error}"
+                    yield f"{_variable(name)}: {error}"
+
+    def _unknown_in_environment(self) -> Iterator[str]:
+        """Variables that somebody has taken for settings.
+
+        Not all that begin with DJJOBS_ are: others may have a use for the prefix. So only those are refused that look
+        like a setting's name.
+        """
+        names = self._names()
+        for variable in sorted(os.environ):
+            name = variable.removeprefix(_PREFIX).lower()
+            if variable.startswith(_PREFIX) and name not in names and not _NOT_SETTINGS.match(variable, len(_PREFIX)):
+                meant = _nearest(name, names)
+                if meant:
+                    yield f"{variable}: there is no setting {name}. Did you mean {_variable(meant)}?"
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        names = self._names()
+        if name not in (*names, "_complaint"):
+            meant = _nearest(name, names)
+            hint = f"Did you mean {meant}?" if meant else f"The settings are {', '.join(names)}."
+            raise DjJobsError(f"Nothing was set: there is no setting {name}. {hint}")
+        super().__setattr__(name, value)
 
     def insist_on_environment(self) -> None:
         """Raise if an environment variable makes no sense. An import is no good place to say so."""
@@ -169,6 +207,18 @@ class Settings:
     def __repr__(self) -> str:
         values = ", ".join(f"{name}={getattr(self, name)!r}" for name in self._names())
         return f"djjobs.settings({values})"
+
+
+def _variable(name: str) -> str:
+    return f"{_PREFIX}{name.upper()}"
+
+
+def _nearest(name: str, names: list[str]) -> str | None:
+    """The setting that is meant by a name that is none: one that looks like it, or has the same words and more."""
+    words = set(name.split("_"))
+    related = [one for one in names if words <= set(one.split("_")) or words >= set(one.split("_"))]
+    found = get_close_matches(name, names, 1, _ALIKE) or get_close_matches(name, related, 1, 0.0)
+    return found[0] if found else None
 
 
 settings = Settings()

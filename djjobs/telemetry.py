@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-__all__ = ["NAMES", "Event", "emit", "flush", "forward_to", "pass_on", "subscribe"]
+__all__ = ["NAMES", "Event", "emit", "flush", "forward_to", "is_heard", "pass_on", "subscribe"]
 
 logger = logging.getLogger("djjobs")
 
@@ -86,8 +86,10 @@ Subscriber = Callable[[Event], Any]
 class _Subscription:
     """A subscriber, and the events that wait for it."""
 
-    def __init__(self, subscriber: Subscriber, names: frozenset[str], direct: bool) -> None:
-        self._subscriber, self.names, self._direct = subscriber, names, direct
+    def __init__(
+        self, subscriber: Subscriber, names: frozenset[str], direct: bool, when: Callable[[str], bool]
+    ) -> None:
+        self._subscriber, self._names, self._direct, self._when = subscriber, names, direct, when
         self._name = getattr(subscriber, "__qualname__", repr(subscriber))
         self.start_over()
 
@@ -97,6 +99,10 @@ class _Subscription:
         self._changed = threading.Condition()
         self._thread: threading.Thread | None = None
         self._is_busy = self._has_failed = self._has_dropped = False
+
+    def hears(self, name: str) -> bool:
+        """Whether it wants to hear of events of this name at the moment."""
+        return name in self._names and self._when(name)
 
     def deliver(self, event: Event) -> None:
         if self._direct:
@@ -141,7 +147,9 @@ _subscriptions: list[_Subscription] = []
 _parent: Subscriber | None = None
 
 
-def subscribe(subscriber: Subscriber, *names: str, direct: bool = False) -> Callable[[], None]:
+def subscribe(
+    subscriber: Subscriber, *names: str, direct: bool = False, when: Callable[[str], bool] = lambda _name: True
+) -> Callable[[], None]:
     """Call a function with every event of these names, or with all events.
 
     Parameters
@@ -153,6 +161,8 @@ def subscribe(subscriber: Subscriber, *names: str, direct: bool = False) -> Call
     direct : bool
         Call it at once, in the thread in which the event happens, so that the job waits for it. For what takes no time.
         Defaults to False.
+    when : callable
+        Given a name: whether the subscriber wants to hear of it at the moment. Defaults to always.
 
     Returns
     -------
@@ -162,7 +172,7 @@ def subscribe(subscriber: Subscriber, *names: str, direct: bool = False) -> Call
     unknown = sorted(set(names) - NAMES)
     if unknown:
         raise ValueError(f"There is no event {unknown[0]!r}. There are: {', '.join(sorted(NAMES))}.")
-    subscription = _Subscription(subscriber, frozenset(names) or NAMES, direct)
+    subscription = _Subscription(subscriber, frozenset(names) or NAMES, direct, when)
     _subscriptions.append(subscription)
 
     def end() -> None:
@@ -196,8 +206,13 @@ def pass_on(event: Event) -> None:
             logger.debug("an event was not passed on: %s", error)
         return
     for subscription in list(_subscriptions):
-        if event.name in subscription.names:
+        if subscription.hears(event.name):
             subscription.deliver(event)
+
+
+def is_heard(name: str) -> bool:
+    """Whether anybody wants to hear of such an event: there are some about which it costs something to find out."""
+    return _parent is not None or any(subscription.hears(name) for subscription in _subscriptions)
 
 
 def forward_to(parent: Subscriber | None) -> None:

@@ -1,7 +1,9 @@
 """Run the checks and the tests over both DataJoints and every engine. Needs nothing but Python and pip.
 
-- `python3 tests/cells.py`: everything; ENGINE= and DATAJOINT= (2 or 0) choose, PYTEST_ARGS= goes to pytest
-- `python3 tests/cells.py lint`: the checks alone
+- `python3 tests/cells.py`: everything that tests/cell_table.py says. ENGINE= and DATAJOINT= (2 or 0) choose cells,
+  ALL=1 runs every file in every cell, PYTEST_ARGS= goes to pytest
+- `python3 tests/cells.py check`: lint, types, and the tests that need no server
+- `python3 tests/cells.py lint`: lint and types alone
 - `python3 tests/cells.py format`: let ruff put things right
 - `python3 tests/cells.py venv dj2`: make an environment, or find it unchanged (dj2, dj0, lint)
 """
@@ -24,10 +26,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NoReturn
 
+import cell_table
+
 ROOT = Path(__file__).resolve().parents[1]
 VENVS = Path(os.environ.get("DJJOBS_VENV") or ROOT / ".venv").resolve()
 LOGS = ROOT / "build" / "test"
-AT_ONCE = int(os.environ.get("CELLS_AT_ONCE") or 2)
+#: So many batches run side by side. Much of the time a test waits for something, so more than there are processors.
+AT_ONCE = int(os.environ.get("CELLS_AT_ONCE") or (os.cpu_count() or 2) + 1)
+#: About how many seconds of tests one batch has.
+BATCH = 100
+SLOWEST = 10
 NO_SERVER = 3  # what tests/servers.py exits with
 
 # name: extras of this project, DataJoint
@@ -39,22 +47,15 @@ ENVIRONMENTS = {
 
 
 @dataclass
-class Cell:
-    """One DataJoint on one engine, and what came of it."""
+class Batch:
+    """Some files of a cell, which one process of pytest runs on a server of its own."""
 
-    datajoint: str
-    engine: str
-    outcome: str = ""
-    passed: int = 0
-    failed: int = 0
-    skipped: int = 0
-    missing: bool = False
-    started: float = field(default_factory=time.monotonic)
+    name: str
+    python: str
+    words: list[str]
+    seconds: int
+    environment: dict[str, str]
     process: subprocess.Popen[bytes] | None = None
-
-    @property
-    def name(self) -> str:
-        return f"dj{self.datajoint}-{self.engine}"
 
     @property
     def log(self) -> Path:
@@ -65,13 +66,28 @@ class Cell:
         return LOGS / f"{self.name}.xml"
 
 
-CELLS = [
-    Cell("2", "postgresql"),
-    Cell("2", "mysql"),
-    Cell("2", "mariadb"),
-    Cell("0", "mysql"),
-    Cell("0", "mariadb"),
-]
+@dataclass
+class Cell:
+    """One DataJoint on one engine, or what needs no server; and what came of it."""
+
+    datajoint: str
+    engine: str
+    outcome: str = ""
+    passed: int = 0
+    failed: int = 0
+    skipped: int = 0
+    seconds: float = 0.0
+    missing: bool = False
+    batches: list[Batch] = field(default_factory=list)
+    #: How long each test took, and where.
+    times: list[tuple[float, str]] = field(default_factory=list)
+
+    @property
+    def name(self) -> str:
+        return f"dj{self.datajoint}-{self.engine}" if self.engine else "unit"
+
+
+CELLS = [Cell(*name.removeprefix("dj").split("-")) for name in cell_table.CELLS]
 
 
 def main() -> int:
@@ -79,6 +95,8 @@ def main() -> int:
     command, *arguments = sys.argv[1:] or ["test"]
     if command == "test":
         return test()
+    if command == "check":
+        return check()
     if command == "lint":
         return 0 if lint() else 1
     if command == "format":
@@ -96,9 +114,22 @@ def test() -> int:
     cells = selected()
     clean = lint()
     for cell in cells:
-        get_server(cell)
-    run([cell for cell in cells if not cell.missing])
+        if cell.engine:
+            get_server(cell)
+    for cell in cells:
+        if not cell.missing:
+            cell.batches = batches_of(cell)
+    run(cells)
     return summary(cells, clean)
+
+
+def check() -> int:
+    """What needs no server: at most a minute."""
+    unit = Cell("2", "")
+    clean = lint()
+    unit.batches = batches_of(unit)
+    run([unit])
+    return summary([unit], clean)
 
 
 def selected() -> list[Cell]:
@@ -112,7 +143,10 @@ def selected() -> list[Cell]:
         give_up(f"No cell has ENGINE={engine or ''} DATAJOINT={datajoint or ''}: {names(CELLS)}")
     if os.environ.get("DJJOBS_TEST_HOST") and len({cell.engine for cell in cells}) > 1:
         give_up("DJJOBS_TEST_HOST is one server: say which with ENGINE=mysql, mariadb or postgresql")
-    return cells
+    without_server = [word.startswith("tests/unit") for word in named()]
+    if all(without_server) and not engine and not datajoint:
+        cells.insert(0, Cell("2", ""))
+    return cells[:1] if without_server and all(without_server) else cells
 
 
 def get_server(cell: Cell) -> None:
@@ -138,79 +172,138 @@ def lint() -> bool:
     return clean
 
 
+# -- batches ------------------------------------------------------------------------------------------------------
+
+
+def arguments() -> list[str]:
+    return shlex.split(os.environ.get("PYTEST_ARGS", ""))
+
+
+def named() -> list[str]:
+    """The tests that somebody has named; these and no others run, in every cell that was chosen."""
+    return [word for word in arguments() if not word.startswith("-") and (ROOT / word.split("::")[0]).exists()]
+
+
+def batches_of(cell: Cell) -> list[Batch]:
+    everything = bool(os.environ.get("ALL"))
+    if named():
+        groups: list[list[str]] = [[]]
+    elif not cell.engine:
+        groups = [["unit"]]
+    else:
+        files = cell_table.files_of(cell.name, everything)
+        groups = divided(files)
+        left_out = len(cell_table.files_of(cell.name, True)) - len(files)
+        if left_out:
+            say(f"{cell.name}: {len(files)} files; {left_out} more with ALL=1, tests/README.md tells why")
+    return [batch(cell, number, group) for number, group in enumerate(groups, 1)]
+
+
+def divided(files: list[str]) -> list[list[str]]:
+    """Groups that take about as long as each other; the files come with the longest first."""
+    count = max(1, round(sum(map(cell_table.seconds_of, files)) / BATCH))
+    groups: list[list[str]] = [[] for _ in range(count)]
+    for name in files:
+        min(groups, key=lambda group: sum(map(cell_table.seconds_of, group))).append(name)
+    return [group for group in groups if group]
+
+
+def batch(cell: Cell, number: int, files: list[str]) -> Batch:
+    environment = {"DATAJOINT": cell.datajoint, "DJJOBS_TEST_TURNS": str(LOGS), "PYTHONUNBUFFERED": "1"}
+    if cell.engine:
+        environment["ENGINE"] = cell.engine
+    words = [*(f"tests/{name}" for name in files), *arguments()]
+    seconds = sum(map(cell_table.seconds_of, files))
+    name = f"{cell.name}-{number}" if cell.engine else cell.name
+    return Batch(name, python_of(f"dj{cell.datajoint}"), words, seconds, {**os.environ, **environment})
+
+
 def run(cells: list[Cell]) -> None:
-    """Run the cells, a few at a time."""
+    """Run the batches of all cells, a few at a time, those that take longest first."""
     shutil.rmtree(LOGS, ignore_errors=True)
     LOGS.mkdir(parents=True)
-    waiting, running = list(cells), []
-    reported = time.monotonic()
+    waiting = sorted((batch for cell in cells for batch in cell.batches), key=lambda batch: -batch.seconds)
+    running: list[Batch] = []
+    began = reported = time.monotonic()
     try:
         while waiting or running:
             # from this thread: a parent-death signal is tied to the thread that starts the child
             while waiting and len(running) < AT_ONCE:
                 running.append(begin(waiting.pop(0)))
-            time.sleep(0.2)
-            for cell in [cell for cell in running if cell.process and cell.process.poll() is not None]:
-                running.remove(cell)
-                finish(cell)
+            time.sleep(0.1)
+            for batch in [batch for batch in running if batch.process and batch.process.poll() is not None]:
+                running.remove(batch)
+                finish(batch, next(cell for cell in cells if batch in cell.batches), time.monotonic() - began)
             if time.monotonic() - reported > 60:
                 reported = time.monotonic()
-                for cell in running:
-                    say(f"{cell.name}: {' '.join(tail(cell.log, 1))}")
+                for batch in running:
+                    say(f"{batch.name}: {' '.join(tail(batch.log, 1))}")
     finally:
         end(running)
 
 
-def begin(cell: Cell) -> Cell:
-    python = python_of(f"dj{cell.datajoint}")
-    options = ["-o", f"cache_dir={LOGS / (cell.name + '.cache')}", f"--junitxml={cell.report}"]
-    environment = {
-        **os.environ,
-        "ENGINE": cell.engine,
-        "DATAJOINT": cell.datajoint,
-        "DJJOBS_TEST_TURNS": str(LOGS),
-        "PYTHONUNBUFFERED": "1",
-    }
-    cell.started = time.monotonic()
-    with open(cell.log, "wb") as log:
-        cell.process = subprocess.Popen(
-            [python, "-m", "pytest", *options, *shlex.split(os.environ.get("PYTEST_ARGS", ""))],
+def begin(batch: Batch) -> Batch:
+    options = ["-o", f"cache_dir={LOGS / (batch.name + '.cache')}", f"--junitxml={batch.report}"]
+    with open(batch.log, "wb") as log:
+        batch.process = subprocess.Popen(
+            [batch.python, "-m", "pytest", *options, *batch.words],
             cwd=ROOT,
-            env=environment,
+            env=batch.environment,
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=subprocess.STDOUT,
             start_new_session=True,
             preexec_fn=die_with_parent,
         )
-    say(f"{cell.name}: running, see {cell.log.relative_to(ROOT)}")
-    return cell
+    return batch
 
 
-def finish(cell: Cell) -> None:
-    assert cell.process
-    if cell.report.exists():
-        for suite in ElementTree.parse(cell.report).getroot().iter("testsuite"):
+def finish(batch: Batch, cell: Cell, seconds: float) -> None:
+    """Add what came of a batch to its cell."""
+    assert batch.process
+    failed = count(batch, cell)
+    # 5: none of its tests is about this cell
+    if batch.process.returncode not in (0, 5) and not failed:
+        failed = 1  # pytest itself did not get through
+        cell.failed += 1
+    if failed:
+        say("\n".join([f"---- {batch.log}", *tail(batch.log, 80), "----"]))
+    cell.seconds = seconds
+    cell.batches.remove(batch)
+    if not cell.batches:
+        tell(cell)
+
+
+def count(batch: Batch, cell: Cell) -> int:
+    """Count the tests of a batch; return how many have failed."""
+    all_failed = 0
+    if batch.report.exists():
+        for suite in ElementTree.parse(batch.report).getroot().iter("testsuite"):
             tests, skipped = int(suite.get("tests", 0)), int(suite.get("skipped", 0))
             failed = int(suite.get("failures", 0)) + int(suite.get("errors", 0))
+            all_failed += failed
             cell.failed += failed
             cell.skipped += skipped
             cell.passed += tests - failed - skipped
-    if cell.process.returncode and not cell.failed:
-        cell.failed = 1  # pytest itself did not get through
-    seconds = round(time.monotonic() - cell.started)
+            for case in suite.iter("testcase"):
+                where = f"{cell.name} {case.get('classname', '').split('.')[-1]}::{case.get('name')}"
+                cell.times.append((float(case.get("time", 0)), where))
+    return all_failed
+
+
+def tell(cell: Cell) -> None:
+    seconds = sum(time for time, _ in cell.times)
     if cell.failed:
-        cell.outcome = f"failed ({cell.failed} of {cell.passed + cell.failed} tests, {seconds} s)"
-        say("\n".join([f"---- {cell.log}", *tail(cell.log, 80), "----"]))
+        how = f"failed ({cell.failed} of {cell.passed + cell.failed} tests"
     else:
-        skipped_too = f", {cell.skipped} skipped" if cell.skipped else ""
-        cell.outcome = f"passed ({cell.passed} tests{skipped_too}, {seconds} s)"
+        how = f"passed ({cell.passed} tests" + (f", {cell.skipped} skipped" if cell.skipped else "")
+    cell.outcome = f"{how}, {seconds:.0f} s of tests, over after {cell.seconds:.0f} s)"
     say(f"{cell.name}: {cell.outcome}")
 
 
-def end(cells: list[Cell]) -> None:
+def end(batches: list[Batch]) -> None:
     """Interrupt what still runs, so that pytest tidies up; then insist."""
-    running = [cell.process for cell in cells if cell.process]
+    running = [batch.process for batch in batches if batch.process]
     for how, patience in ((signal.SIGINT, 20), (signal.SIGKILL, 5)):
         for process in running:
             if process.poll() is None:
@@ -221,7 +314,11 @@ def end(cells: list[Cell]) -> None:
 
 
 def summary(cells: list[Cell], clean: bool) -> int:
-    """The table and, alone on the last line, the numbers over all cells."""
+    """The slowest tests, the table and, alone on the last line, the numbers over all cells."""
+    times = sorted((time for cell in cells for time in cell.times), reverse=True)
+    say(f"\nThe {SLOWEST} slowest tests:")
+    for seconds, where in times[:SLOWEST]:
+        say(f"{seconds:6.1f} s  {where}")
     say("")
     say(f"{'lint':16} {'passed' if clean else 'failed'}")
     for cell in cells:

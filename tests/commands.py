@@ -5,12 +5,11 @@ from __future__ import annotations
 import os
 import secrets
 import signal
-import subprocess
-import sys
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
+import fork_server
 import psutil
 from helpers import wait_for
 
@@ -36,11 +35,10 @@ class Command:
     def __init__(self, words: Sequence[str], folder: Path, environment: Mapping[str, str]) -> None:
         self._log = folder / f"output-{secrets.token_hex(4)}"
         with self._log.open("w") as log:
-            self._process = subprocess.Popen(
-                [sys.executable, *words],
+            self._process = fork_server.start(
+                words,
                 cwd=TESTS,
                 env={**os.environ, **environment},
-                stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
                 start_new_session=True,

@@ -15,15 +15,21 @@ os.environ["DJ_IGNORE_CONFIG_FILE"] = "true"
 # the tests count what they schedule themselves; those of events turn these on
 os.environ.setdefault("DJJOBS_EVENTS", "0")
 # a populate that finds nothing waits for it to pass; five seconds each would take most of the time
-os.environ.setdefault("DJJOBS_MIN_SCHEDULING_INTERVAL", "0.5")
+os.environ.setdefault("DJJOBS_MIN_SCHEDULING_INTERVAL", "0.1")
 
 import datajoint as dj
+import fork_server
 import forks  # noqa: F401 - before djjobs
 import pytest
 import quiet
 import servers
 from workloads.lives import Gate
 from workloads.squares import CallLog, Standing, standing_schema
+
+from djjobs.work import monitor, monitor_process
+
+# requests about jobs are heard that often here and in forked processes; a second each would add up
+monitor.LOOK_INTERVAL = monitor_process.LOOK_INTERVAL = 0.25
 
 GENERATION = int(dj.__version__.split(".")[0])
 ENGINE = os.environ.get("ENGINE") or ("postgresql" if GENERATION == 2 else "mysql")
@@ -109,6 +115,7 @@ def datajoint_generation() -> int:
 @pytest.fixture(scope="session")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     """The database server of this run; DataJoint is set up for it here and in child processes."""
+    fork_server.begin()
     server = GivenServer() if os.environ.get("DJJOBS_TEST_HOST") else servers.start(ENGINE)
     try:
         with pytest.MonkeyPatch.context() as patch:

@@ -16,6 +16,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TypeVar
 
+import get_mysql
+
 from djjobs.demo.embedded import PostgresServer, PrivateServer
 
 ENGINES = ("postgresql", "mysql", "mariadb")
@@ -131,15 +133,12 @@ def _need_postgresql() -> None:
 
 def _mysqld() -> str:
     """A real MySQL: Debian's `mysqld` is MariaDB."""
-
-    def find() -> str | None:
-        candidates = (str(ROOT.parent / "shared" / "mysql" / "mysqld"), _which("mysqld"))
-        return next((path for path in candidates if _kind(path) == "mysql"), None)
-
-    found = find() or _apt("mysql-server-core", "mysql-server-core-8.0", find=find)
-    if not found:
-        raise NoServer(f"put the mysqld of MySQL 8.0 or newer on the PATH, or {OWN_SERVER}")
-    return found
+    candidates = (str(ROOT.parent / "shared" / "mysql" / "mysqld"), _which("mysqld"), get_mysql.found())
+    found = next((path for path in candidates if _kind(path) == "mysql"), None)
+    try:
+        return found or get_mysql.get()
+    except get_mysql.CannotGet as reason:
+        raise NoServer(f"{reason}; put the mysqld of MySQL 8.0 or newer on the PATH, or {OWN_SERVER}") from reason
 
 
 def _mariadbd() -> tuple[str, str]:

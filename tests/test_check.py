@@ -13,7 +13,7 @@ from click.testing import CliRunner
 from pipelines import Lab, sessions
 
 import djjobs
-from djjobs.check import Finding, _MySQL, _server_of, _version, check
+from djjobs.check import Finding, _MySQL, _server_of, check
 from djjobs.cli import main
 from djjobs.queue.tables import Jobs, Workers
 
@@ -105,25 +105,6 @@ def test_a_queue_that_datajoint_made(schema: Any, engine: str) -> None:
     schema.connection.query(f"CREATE TABLE {jobs.full_table_name} (n int PRIMARY KEY)")
     finding = of(check(schema), "queue")
     assert finding.level == "problem" and "rename" in finding.remedy
-
-
-@pytest.mark.parametrize(
-    ("answer", "level", "says"),
-    [
-        ("5.7.44-log", "problem", "MySQL 8.0 or newer"),
-        ("8.0.11", "ok", "MySQL 8.0.11"),
-        ("10.5.9-MariaDB", "problem", "MariaDB 10.6 or newer"),
-        ("5.5.5-10.11.6-MariaDB-1", "ok", "MariaDB"),
-        ("12.0.1-MariaDB", "ok", "MariaDB"),
-    ],
-)
-def test_servers_by_their_version(answer: str, level: str, says: str) -> None:
-    server = _MySQL.__new__(_MySQL)
-    server.connection = type("Connection", (), {"conn_info": {"host": "db", "port": 3306, "user": "lab"}})()
-    server.ask = lambda sql: answer  # type: ignore[method-assign]
-    server._variables = dict  # type: ignore[method-assign]
-    (finding,) = _version(server)
-    assert finding.level == level and says in f"{finding.message} {finding.remedy}"
 
 
 def test_a_server_with_few_connections_left(schema: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import importlib
-import io
 import json
-import logging
 import os
 import pty
 import re
 import secrets
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import datajoint as dj
+import fork_server
 import pytest
 from click.testing import CliRunner
 from conftest import GENERATION
@@ -26,28 +25,16 @@ from pipelines import INT, job_counts, rows_of, sessions
 import djjobs as djjobs_package
 from djjobs import DjJobsError
 from djjobs.cli import logs, main
-from djjobs.cli.options import parse_duration
 from djjobs.table.targets import module_or_schema, tables_of
 from djjobs.worker import WorkerOptions
 
 # What a command does with its words is the same on every engine; test_worker runs the longest of them on all.
 pytestmark = pytest.mark.only(engines=("postgresql",) if GENERATION == 2 else ("mysql",))
 
-LOOKING = ["worker", "status", "jobs", "runs", "workers"]
-CHANGING = ["schedule", "scheduler", "schedule-jobs", "retry", "ignore", "cancel", "cleanup"]
-COMMANDS = [*LOOKING, *CHANGING, "check", "migrate", "demo"]
-
 
 def djjobs(*arguments: str, folder: Path | None = None, **environment: str) -> subprocess.CompletedProcess[str]:
     """Run a command as from a shell in this folder."""
-    return subprocess.run(
-        [sys.executable, "-m", "djjobs.cli", *arguments],
-        capture_output=True,
-        stdin=subprocess.DEVNULL,
-        text=True,
-        cwd=folder,
-        env={**os.environ, **environment},
-    )
+    return fork_server.run(["-m", "djjobs.cli", *arguments], cwd=folder, env={**os.environ, **environment})
 
 
 def complaint(done: subprocess.CompletedProcess[str]) -> str:
@@ -132,51 +119,6 @@ def folder(schema: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iter
 # -- help, and mistakes ----------------------------------------------------------------------------------------
 
 
-def test_every_command_has_help_with_an_example() -> None:
-    for command in ([], *([name] for name in COMMANDS)):
-        shown = CliRunner().invoke(main, [*command, "--help"])
-        assert shown.exit_code == 0
-        assert "Example" in shown.output
-    assert sorted(main.commands) == sorted(COMMANDS)
-
-
-def test_the_module_and_the_script_are_the_same_command() -> None:
-    alone = djjobs()
-    assert alone.returncode == 0 and "Commands:" in alone.stdout
-    script = Path(sys.executable).with_name("djjobs")
-    told = subprocess.run([script, "--version"], capture_output=True, text=True)
-    assert told.returncode == 0 and "version" in told.stdout
-
-
-@pytest.mark.parametrize(
-    ("arguments", "says"),
-    [
-        (["worker", "lab", "--processes", "0"], "--processes"),
-        (["worker", "lab", "--order", "sorted"], "original"),
-        (["worker", "lab", "--walltime", "soon"], "'soon' is not a duration"),
-        (["worker", "lab", "--walltime", "0"], "not a duration"),
-        (["worker", "lab", "--grace", "-1"], "not a duration"),
-        (["worker", "lab", "--max-jobs", "0"], "--max-jobs"),
-        (["worker", "lab", "--restrict", " "], "would mean all jobs"),
-        (["worker"], "TARGET"),
-        (["retry", "lab", "--key", "subject"], "as in subject=m1"),
-        (["retry", "lab", "--where", ""], "would mean all jobs"),
-        (["jobs", "lab", "--status", "broken"], "cancelled"),
-        (["jobs", "lab", "--limit", "-1"], "--limit"),
-        (["sing"], "No such command 'sing'"),
-        (["status", "--loud"], "--loud"),
-    ],
-    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
-)
-def test_wrong_words_get_one_line_and_exit_code_2(arguments: list[str], says: str) -> None:
-    runner = CliRunner()
-    done = runner.invoke(main, arguments)
-    assert done.exit_code == 2
-    (line,) = done.stderr.strip().splitlines()
-    assert line.startswith("djjobs: ") and says in line and "--help" in line
-    assert done.stdout == ""
-
-
 def test_mistakes_get_one_line_and_exit_code_2(schema: Any) -> None:
     for arguments in (("status", "no_such_thing"), ("migrate", "no_such_schema"), ("check", "no_such_thing")):
         assert arguments[1] in complaint(djjobs(*arguments))
@@ -185,15 +127,6 @@ def test_mistakes_get_one_line_and_exit_code_2(schema: Any) -> None:
 def test_a_wrong_password_is_said_to_be_one(server: Any) -> None:
     line = complaint(djjobs("status", "anything", DJ_PASS="not the password"))
     assert line.startswith("djjobs: Cannot connect: ") and "refused the password" in line
-
-
-def test_an_interrupt_is_not_an_error_of_ours(monkeypatch: pytest.MonkeyPatch) -> None:
-    def interrupted(name: str) -> Any:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(sys.modules["djjobs.cli.status"], "module_or_schema", interrupted)
-    done = CliRunner().invoke(main, ["status", "lab"])
-    assert done.exit_code == 130 and "Traceback" not in done.output
 
 
 def test_what_is_printed_for_a_program_has_nothing_else_in_it(folder: Folder) -> None:
@@ -387,9 +320,9 @@ def test_a_run_is_named_listed_looked_at_and_called_off(folder: Folder) -> None:
 
 def test_to_wait_for_a_run_is_to_wait_for_workers(folder: Folder) -> None:
     target = f"{folder.name}:Spectrum"
-    command = [sys.executable, "-m", "djjobs.cli", "schedule-jobs", target, "--wait", "--json"]
-    waiting = subprocess.Popen(command, cwd=folder.path, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
-    with waiting:
+    command = ["-m", "djjobs.cli", "schedule-jobs", target, "--wait", "--json"]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
+    with fork_server.start(command, cwd=folder.path, **pipes) as waiting:
         wait_for(lambda: job_counts(folder.module.Spectrum) == {"scheduled": 4})
         folder.module.Spectrum.populate(reserve_jobs=True, suppress_errors=True, schedule_jobs=False)
         told = json.loads(waiting.communicate(timeout=60)[0])["Spectrum"]
@@ -439,8 +372,8 @@ def test_without_a_terminal_all_jobs_are_changed_only_on_request(busy: Folder) -
 def at_a_terminal(folder: Folder, *arguments: str, answer: str) -> tuple[int, str]:
     """Run a command whose questions go to a terminal; return its exit code and what the terminal showed."""
     ours, theirs = pty.openpty()
-    command = [sys.executable, "-m", "djjobs.cli", *arguments]
-    with subprocess.Popen(command, stdin=theirs, stdout=theirs, stderr=theirs, cwd=folder.path) as process:
+    command = ["-m", "djjobs.cli", *arguments]
+    with fork_server.start(command, stdin=theirs, stdout=theirs, stderr=theirs, cwd=folder.path) as process:
         os.close(theirs)
         os.write(ours, answer.encode())
         shown = b""
@@ -677,86 +610,7 @@ def test_no_permission_to_write_workers(folder: Folder, outsider: dict[str, str]
     assert checked.returncode == 1 and "INSERT, UPDATE, DELETE on ~workers" in checked.stdout
 
 
-@pytest.mark.parametrize(
-    ("text", "seconds"),
-    [
-        ("90", 90),
-        ("1.5", 1.5),
-        ("0", 0),
-        ("45s", 45),
-        ("90m", 5400),
-        ("2h", 7200),
-        ("1.5h", 5400),
-        ("1h30m", 5400),
-        ("1d 12h", 129600),
-        ("12:00:00", 43200),
-        ("100:00:30", 360030),
-        ("2-01:00:00", 176400),
-    ],
-)
-def test_durations(text: str, seconds: float) -> None:
-    assert parse_duration(text) == seconds
-
-
-@pytest.mark.parametrize(
-    "text", ["", "soon", "-5", "1:30", "12:60:00", "1-12", "h", "1h x", "nan", "inf", "1e3", "5 s 5"]
-)
-def test_what_is_no_duration(text: str) -> None:
-    assert parse_duration(text) is None
-
-
 # -- the worker's logs -------------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def log_of(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., Callable[[], str]]]:
-    """Set the logs up; gives what was written since."""
-    loggers = [logging.getLogger(name) for name in ("djjobs", "datajoint", "py.warnings")]
-    before = [(logger.handlers, logger.propagate, logger.level) for logger in loggers]
-
-    def set_up(**options: bool) -> Callable[[], str]:
-        stream = io.StringIO()
-        logs.set_up(stream=stream, **options)
-        return stream.getvalue
-
-    yield set_up
-    logging.captureWarnings(False)
-    for logger, (handlers, propagate, level) in zip(loggers, before, strict=True):
-        logger.handlers, logger.propagate = handlers, propagate
-        logger.setLevel(level)
-
-
-def test_logs_are_lines_with_a_time(log_of: Any) -> None:
-    written = log_of()
-    logger = logging.getLogger("djjobs.worker")
-    logger.info("Spectrum %s: done in 2 s", {"session": 1}, extra={"event": "done"})
-    logger.warning("late")
-    logger.debug("nobody wants to know")
-    first, second = written().splitlines()
-    assert first[:4].isdigit() and first.endswith(" Spectrum {'session': 1}: done in 2 s")
-    assert second.endswith(" WARNING: late")
-
-
-def test_quiet_logs_are_warnings(log_of: Any) -> None:
-    written = log_of(quiet=True)
-    logging.getLogger("djjobs").info("done")
-    logging.getLogger("djjobs").error("failed")
-    assert len(written().splitlines()) == 1
-
-
-def test_logs_for_programs_are_json(log_of: Any) -> None:
-    written = log_of(as_json=True)
-    details = {"table": "Spectrum", "key": {"session": 1}, "event": "error", "seconds": 0.5, "worker": "w1"}
-    try:
-        raise ValueError("two\nlines")
-    except ValueError:
-        logging.getLogger("djjobs").exception("failed", extra=details)
-    logging.getLogger("datajoint").error("reconnecting")
-    first, second = (json.loads(line) for line in written().splitlines())
-    assert details.items() <= first.items()
-    assert (first["level"], first["message"]) == ("error", "failed")
-    assert "ValueError: two" in first["exception"] and first["time"].endswith("+00:00")
-    assert set(second) == {"time", "level", "message"}
 
 
 # -- completion ----------------------------------------------------------------------------------------------------

@@ -16,6 +16,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import datajoint as dj
+import fork_server
 import numpy as np
 import pandas as pd
 import pytest
@@ -469,21 +470,24 @@ def test_hooks_that_a_delete_calls_do_not_see_the_users_transaction(lab: Lab, mo
 # -- over schemas and processes -------------------------------------------------------------------------------------
 
 
-def run_script(lab: Lab, code: str, **environment: str) -> str:
-    """What a script prints that has the lab's tables."""
+def run_script(lab: Lab, code: str, anew: bool = False, **environment: str) -> str:
+    """What a script prints that has the lab's tables; `anew` starts an interpreter of its own for it."""
     where = f"{lab.schema.database},{lab.other.database}"
     variables = {**os.environ, "FILLING": where, "DJJOBS_EVENTS": "1", **environment}
     # at its end a process waits a few seconds for its events; a busy machine may need more
     patience = "import djjobs.events.thread\ndjjobs.events.thread._AT_EXIT = 45"
     script = f"from workloads.filling import *\n{patience}\n{code}"
-    command = [sys.executable, "-W", "ignore", "-c", script]
-    done = subprocess.run(command, cwd=TESTS, env=variables, capture_output=True, text=True, timeout=60, check=False)
+    if anew:
+        command = [sys.executable, "-W", "ignore", "-c", script]
+        done = subprocess.run(command, cwd=TESTS, env=variables, capture_output=True, text=True, timeout=60)
+    else:
+        done = fork_server.run(["-c", script], cwd=TESTS, env=variables)
     assert done.returncode == 0, done.stderr
     return done.stdout
 
 
 def test_a_script_that_inserts_and_ends_has_scheduled(lab: Lab) -> None:
-    run_script(lab, f"Session.insert1({S1})")
+    run_script(lab, f"Session.insert1({S1})", anew=True)
     assert sessions_of(lab.Spectrum) == [1]
 
 

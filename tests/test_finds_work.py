@@ -5,20 +5,27 @@ from __future__ import annotations
 import datetime
 import gc
 import logging
+import os
 import secrets
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import datajoint as dj
 import pytest
 from helpers import wait_for
-from pipelines import evaluations, in_processes, job_counts, keys_of, rows_of, statements_of
+from pipelines import INT, evaluations, in_processes, job_counts, keys_of, rows_of, statements_of
 from workloads.squares import Bystander, Standing, insert_square, made, squares
 
 import djjobs
-from djjobs.events.thread import courier
+from djjobs.events.thread import event_thread
+from djjobs.queue.table_queue import TableQueue
 from djjobs.queue.tables import JobControl
 from djjobs.worker import WorkerOptions, run_worker
+
+TESTS = Path(__file__).resolve().parent
 
 
 @pytest.fixture
@@ -109,6 +116,35 @@ def test_errors_that_were_deleted_are_tried_again_at_once(start: Any, interval: 
     Square.make = insert_square
     Square.jobs.errors.delete()
     assert populate(Square) == 2
+
+
+LATE = """
+import datajoint as dj
+import djjobs
+from workloads.squares import squares
+
+schema = dj.Schema({database!r})
+
+@schema
+class Number(dj.Manual):
+    definition = "n : {INT}"
+
+Number.insert1({{"n": 3}})
+assert not djjobs.JobsMixin.__subclasses__()[2:], "no table with the mixin yet"
+print(squares(schema).populate(reserve_jobs=True)["success_count"])
+"""
+
+
+def test_what_was_inserted_before_the_first_table_with_the_mixin_is_made_at_once(start: Any, interval: Any) -> None:
+    """A script that inserts with one module, and only then imports the one with the computed tables."""
+    Square = start(2)
+    assert populate(Square) == 2
+    script = LATE.format(database=Square.database, INT=INT)
+    command = [sys.executable, "-W", "ignore", "-c", script]
+    environment = {**os.environ, "DJJOBS_MIN_SCHEDULING_INTERVAL": "3600"}
+    done = subprocess.run(command, cwd=TESTS, env=environment, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.strip() == "1"
 
 
 def test_deleting_jobs_lets_others_schedule_at_once(start: Any, interval: Any, standing: Standing) -> None:
@@ -344,10 +380,10 @@ def test_a_populate_does_not_hide_what_has_failed(start: Any, soon: None, monkey
     Square = start(0)
     populate(Square)
     with monkeypatch.context() as patch:
-        patch.setattr(Square, "_priority", lambda self: 1 / 0)
+        patch.setattr(TableQueue, "priority", lambda self: 1 / 0)
         insert(Square, 1)
-        wait_for(lambda: not courier._is_done)
-        wait_for(lambda: courier._is_done)
+        wait_for(lambda: not event_thread._is_done)
+        wait_for(lambda: event_thread._is_done)
     assert populate(Square) == 1
     assert not djjobs.flush_events() and djjobs.flush_events()
 

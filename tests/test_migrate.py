@@ -11,6 +11,7 @@ import uuid
 from typing import Any
 
 import datajoint as dj
+import fork_server
 import pytest
 from conftest import ENGINE
 from datajoint import blob
@@ -168,12 +169,7 @@ def test_jobs_that_the_legacy_queue_recorded_count_once_the_table_has_the_mixin(
 def test_the_command_does_the_same(schema: Any) -> None:
     legacy_jobs(schema, [("__spectrum", "a" * 32, "error", {"subject": "m0", "session": 0})])
     for expected in ("1 rows were converted", "0 rows were converted"):
-        done = subprocess.run(
-            [sys.executable, "-m", "djjobs.cli", "migrate", schema.database],
-            capture_output=True,
-            text=True,
-            env=os.environ,
-        )
+        done = fork_server.run(["-m", "djjobs.cli", "migrate", schema.database])
         assert done.returncode == 0, done.stderr
         assert expected in done.stdout
 
@@ -204,6 +200,40 @@ if not MODERN:
         (schema.jobs & 'status = "error"').delete()
         assert len(plain.populate(reserve_jobs=True, suppress_errors=True)["error_list"]) == 1
         assert list(schema.jobs.fetch("key")) == [{"day": "2024-01-02"}]
+
+    ALONE = """
+import datajoint as dj
+import djjobs
+
+schema = dj.Schema({database!r})
+
+@schema
+class Day(dj.Manual):
+    definition = "day : date"
+
+@schema
+class Plain(dj.Computed):
+    definition = "-> Day"
+    def make(self, key):
+        if key["day"].day == 2:
+            raise ValueError("a bad day")
+        self.insert1(key)
+
+print(Plain.populate(reserve_jobs=True, suppress_errors=True)["success_count"])
+print([(str(key["day"]), status) for key, status in zip(*schema.jobs.fetch("key", "status"))])
+"""
+
+    def test_a_process_that_only_imports_djjobs_shares_the_queue(schema: Any) -> None:
+        """It has no table with the mixin, so DataJoint was not changed for it when it began."""
+        legacy_jobs(schema, [])
+        djjobs.migrate(schema)
+        days = schema(type("Day", (dj.Manual,), {"definition": "day : date"}))
+        days.insert([{"day": f"2024-01-0{day}"} for day in (1, 2, 3)])
+        command = [sys.executable, "-W", "ignore", "-c", ALONE.format(database=schema.database)]
+        done = subprocess.run(command, capture_output=True, text=True, env=os.environ)
+        assert done.returncode == 0, done.stderr
+        assert done.stdout.splitlines()[-2:] == ["2", "[('2024-01-02', 'error')]"]
+        assert len(djjobs.jobs(schema).errors) == 1
 
 
 def test_an_empty_table_of_datajoint_gives_way_to_the_queue(schema: Any) -> None:

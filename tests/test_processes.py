@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import datajoint as dj
+import fork_server
 import psutil
 import pytest
 from helpers import has_ended, wait_for
@@ -322,13 +323,14 @@ def test_a_child_that_exits_by_itself_is_reported(start: Any) -> None:
 
 
 @contextmanager
-def endless(Square: Any, log_path: Path, processes: int) -> Iterator[subprocess.Popen[str]]:
-    """A worker in an interpreter of its own, each of whose processes is inside make()."""
-    command = [sys.executable, "-m", "workloads.endless", Square.database, str(log_path), str(processes)]
-    with subprocess.Popen(command, cwd=TESTS, stderr=subprocess.PIPE, text=True) as worker:
+def endless(Square: Any, log_path: Path, processes: int) -> Iterator[Any]:
+    """A worker that is a process of its own, each of whose children is inside make()."""
+    command = ["-m", "workloads.endless", Square.database, str(log_path), str(processes)]
+    said = log_path.with_name("said")
+    with said.open("w") as errors, fork_server.start(command, cwd=TESTS, stderr=errors) as worker:
         try:
             wait_for(lambda: len(CallLog(log_path).lines()) == processes or worker.poll() is not None, timeout=60)
-            assert worker.poll() is None, worker.stderr.read()
+            assert worker.poll() is None, said.read_text()
             yield worker
         finally:
             worker.kill()

@@ -6,15 +6,19 @@ import datetime
 import os
 import platform
 import re
+from contextlib import closing
 from typing import Any
 
 import datajoint as dj
 import pytest
 from pipelines import in_processes, job_counts, rows_of, sessions, statements_of
+from workloads.squares import another_connection
 
 import djjobs
 from djjobs.dj.connection import keep_with
 from djjobs.queue import tables
+from djjobs.queue.database import Database
+from djjobs.queue.queue import Queue
 
 SEED_FIELDS = """
     table_name key_hash status key error_message error_stack user host pid connection_id timestamp
@@ -54,6 +58,30 @@ def test_any_first_use_will_do(schema: Any) -> None:
         assert comment_of(djjobs.jobs(schema)) == tables.VERSION_MARK
         djjobs.jobs(schema).drop()
         assert "~jobs" not in names_in(schema)
+
+
+def test_a_queue_on_another_connection_is_there_altogether(schema: Any) -> None:
+    lab = sessions(schema)
+    lab.Spectrum.schedule_jobs()
+    queue = Queue.of(schema.connection, schema.database)
+    before = queue.signature()
+    with closing(another_connection()) as connection:
+        elsewhere = queue.on(Database(connection))
+        for name in ("jobs", "control", "workers", "runs"):
+            for whose, where in ((elsewhere, connection), (queue, schema.connection)):
+                table = getattr(whose, name)
+                assert table.connection is where, name
+                assert table.heading.table_info["conn"] is where, name
+        schema.connection.close()  # nothing may go that way any more
+        assert len(elsewhere.jobs) == len(rows_of(elsewhere.jobs & "status = 'scheduled'")) == 12
+        assert rows_of(elsewhere.jobs)[0]["key"].keys() == {"subject", "session"}
+        assert len(rows_of(elsewhere.control)) == 1 and len(elsewhere.runs) == 1 and len(elsewhere.workers) == 0
+        assert elsewhere.change("UPDATE {jobs} SET priority = 9") == 12
+        here = elsewhere.signature()
+        assert here["connection_id"] == connection.connection_id != before["connection_id"]
+        assert here["user"] == connection.get_user() == before["user"]
+        (elsewhere.jobs & "status = 'scheduled'").delete()
+        assert len(elsewhere.jobs) == 0
 
 
 def test_a_queue_that_is_there_is_not_declared_again(schema: Any) -> None:

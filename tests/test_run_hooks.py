@@ -38,9 +38,9 @@ PATIENCE = 60
 @pytest.fixture
 def short_lease(monkeypatch: pytest.MonkeyPatch, standing: Standing) -> None:
     """Here and in the processes to come. Other tests have a lease that does not end while they last."""
-    monkeypatch.setattr(djjobs.settings, "lease", 5)
-    monkeypatch.setattr(djjobs.settings, "heartbeat_interval", 0.5)
-    wait_for(lambda: uptime(standing.schema) > 6)
+    monkeypatch.setattr(djjobs.settings, "lease", 3)
+    monkeypatch.setattr(djjobs.settings, "heartbeat_interval", 0.4)
+    wait_for(lambda: uptime(standing.schema) > 4)
 
 
 class Hooks:
@@ -228,6 +228,7 @@ def about_runs(Square: Any, count: int) -> int:
 
 def test_tables_without_hooks_do_not_pay_for_them(start: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("djjobs.run.hooks._LOOK_INTERVAL", 3600)
+    monkeypatch.setattr(djjobs.settings, "min_scheduling_interval", 0.5)  # nobody looks a second time
     assert about_runs(start(0), 5) == about_runs(start(0), 60) <= 2
 
 
@@ -341,11 +342,11 @@ def test_to_wait_for_others_is_no_part_of_the_time_that_make_may_take(start: Any
 
     def prepare_run(self: Any, run: Run) -> None:
         log.record("prepare_run", os.getpid())
-        time.sleep(4)
+        time.sleep(2)
         if len(log.lines()) == 1:
             os.kill(os.getpid(), signal.SIGKILL)
 
-    Square = start(3, prepare_run=prepare_run, timeout=7)
+    Square = start(3, prepare_run=prepare_run, timeout=3.5)
     run = Square.schedule_jobs(name="m1")
     with populating(Square, 3) as children:
         for child in children:

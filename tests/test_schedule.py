@@ -7,11 +7,8 @@ import multiprocessing
 import os
 import secrets
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import datajoint as dj
@@ -194,26 +191,6 @@ def test_a_fraction_of_a_second_is_an_interval_too(lab: Lab) -> None:
     assert lab.Spectrum.schedule_jobs(min_scheduling_interval=1000.5).rate_limited
     age_scheduling(lab, 1000)
     assert not lab.Spectrum.schedule_jobs(min_scheduling_interval=999.5).rate_limited
-
-
-def test_settings_come_from_the_environment() -> None:
-    code = "import datajoint as dj, djjobs; print(djjobs.settings, dj.config['min_scheduling_interval'])"
-    values = {"DJJOBS_MIN_SCHEDULING_INTERVAL": "7.5", "DJJOBS_SCHEDULING_TIMEOUT": "3"}
-    root = str(Path(djjobs.__file__).parents[1])
-    child = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", code],
-        env={**os.environ, "PYTHONPATH": root, **values},
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    assert "min_scheduling_interval=7.5" in child.stdout
-    assert "scheduling_timeout=3.0" in child.stdout
-    assert child.stdout.split()[-1] == "7.5"
-    without = {name: value for name, value in os.environ.items() if not name.startswith("DJJOBS_")}
-    command = [sys.executable, "-W", "ignore", "-c", code]
-    child = subprocess.run(command, env={**without, "PYTHONPATH": root}, capture_output=True, text=True, check=True)
-    assert child.stdout.split()[-1] == "5.0"
 
 
 def test_a_scheduling_of_everything_covers_one_of_a_part(lab: Lab) -> None:

@@ -96,6 +96,7 @@ def test_a_missing_server_says_how_to_get_one(engine: str, monkeypatch: pytest.M
     monkeypatch.setattr(servers, "ROOT", tmp_path / "repository")
     monkeypatch.setattr(servers, "AS_ROOT", False)
     monkeypatch.setattr(servers.shutil, "which", lambda *_, **__: None)
+    monkeypatch.setattr(servers.get_mysql, "CACHE", tmp_path / "mysql")
     monkeypatch.setattr(servers.importlib.util, "find_spec", lambda _: None)
     with pytest.raises(servers.NoServer, match=r"pip install|PATH|apt-get install"):
         servers.start(engine)

@@ -6,14 +6,13 @@ import datetime
 import decimal
 import logging
 import os
-import subprocess
-import sys
 import types
 import uuid
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import datajoint as dj
+import fork_server
 import pytest
 from conftest import ENGINE
 from pipelines import FLOAT, INT, computed, job_counts, manual, rows_of
@@ -106,12 +105,7 @@ def test_the_command_brings_them_along(schema: Any) -> None:
     lab = NativeLab(schema)
     lab.Spectrum.jobs.refresh()
     for expected in ("8 rows were converted or copied", "0 rows were converted or copied"):
-        done = subprocess.run(
-            [sys.executable, "-m", "djjobs.cli", "migrate", schema.database],
-            capture_output=True,
-            text=True,
-            env=os.environ,
-        )
+        done = fork_server.run(["-m", "djjobs.cli", "migrate", schema.database])
         assert done.returncode == 0, done.stderr
         assert expected in done.stdout
     due_times = [due for (due,) in by_session(lab.switch_over(), "due_time").values()]
@@ -279,7 +273,7 @@ def test_all_tables_are_taken_where_nobody_knows_their_classes(schema: Any) -> N
         table.jobs.refresh()
     schema.connection.query(f"DROP TABLE {table.full_table_name}")
     code = f"import djjobs; print(djjobs.migrate({schema.database!r}))"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=os.environ)
+    done = fork_server.run(["-c", code])
     assert done.stdout.split() == ["4"], done.stderr
     assert {row["table_name"] for row in rows_of(djjobs.jobs(schema))} == {"__spectrum", "_other"}
 

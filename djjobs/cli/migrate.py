@@ -6,7 +6,7 @@ import click
 import datajoint as dj
 
 from ..errors import DjJobsError
-from ..queue.migrate import migrate as migrate_schema
+from ..table.migrate import migrate as migrate_schema
 from . import completion
 from .base import connect
 

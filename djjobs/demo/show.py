@@ -26,9 +26,9 @@ from typing import IO, Any, NamedTuple
 import datajoint as dj
 import pandas as pd
 
-import djjobs
-
 from ..interrupt import start_thread
+from ..settings import settings as djjobs_settings
+from ..views.status import status as status_of
 from ..worker import WorkerOptions, run_worker
 from .embedded import PostgresServer, ServerError
 
@@ -117,7 +117,7 @@ def _connect(settings: dict[str, Any]) -> ModuleType:
     """Point DataJoint at the demo's server and import the pipeline there."""
     for name, value in {**settings, "loglevel": "WARNING"}.items():
         dj.config[name] = value
-    djjobs.settings.min_scheduling_interval = SCHEDULING_INTERVAL
+    djjobs_settings.min_scheduling_interval = SCHEDULING_INTERVAL
     dj.conn(reset=True)  # whatever server was in use before must not get the example's tables
     package = Path(__file__).resolve().parents[1]
     # A wheel carries the examples inside the package, a checkout has them beside it.
@@ -189,7 +189,7 @@ def _follow(pipeline: ModuleType, worker: Worker) -> Iterator[pd.DataFrame]:
     code = None
     while code is None:
         code = worker.process.poll()
-        yield djjobs.status(pipeline)
+        yield status_of(pipeline)
         if code:
             worker.log.seek(0)
             output = worker.log.read().decode(errors="replace")
@@ -217,7 +217,7 @@ def _picture(status: pd.DataFrame, caption: str) -> Any:
 
 def _report(pipeline: ModuleType) -> None:
     """The status table, and the errors that were provoked on purpose."""
-    print(f"\n{djjobs.status(pipeline).to_string()}\n")
+    print(f"\n{status_of(pipeline).to_string()}\n")
     errors = [(table(), job) for table in pipeline.TABLES for job in table.jobs.errors]
     print(f"{len(errors)} sessions are bad on purpose:\n")
     for table, job in errors:

@@ -24,9 +24,9 @@ __all__ = ["apply_patches", "instantiate_for", "patch_when_needed", "tell_of_cha
 _waiting: list[Callable[[], None]] = []
 
 
-def patch_when_needed(patch: Callable[[], None]) -> None:
+def patch_when_needed(*patches: Callable[[], None]) -> None:
     """Change something in DataJoint later, when djjobs is first needed."""
-    _waiting.append(patch)
+    _waiting.extend(patches)
 
 
 def apply_patches() -> None:

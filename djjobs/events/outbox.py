@@ -74,7 +74,7 @@ class Outbox:
     server : tuple
         Where they were made.
     held : bool
-        Whether committed changes stay here, for whoever runs jobs over this connection to act on.
+        Whether committed changes stay here, for the loop that runs jobs over this connection to act on.
     """
 
     def __init__(self, connection: Any) -> None:

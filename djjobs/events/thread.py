@@ -1,4 +1,4 @@
-"""The thread that acts on changes, over a connection of its own, so that whoever made them does not wait."""
+"""The thread that acts on changes, over a connection of its own, so that the code that made them does not wait."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from ..queue.database import Database
 from .outbox import Change, merge_into
 from .react import Agenda
 
-__all__ = ["courier"]
+__all__ = ["event_thread"]
 
 logger = logging.getLogger("djjobs")
 
@@ -31,7 +31,7 @@ _AT_EXIT = 5.0
 
 
 class _Connections:
-    """The courier's own connections: one a server and user."""
+    """The connections of the event thread: one a server and user."""
 
     def __init__(self) -> None:
         self._open: dict[Any, Any] = {}
@@ -56,13 +56,13 @@ class _Connections:
         self._open = {}
 
 
-class _Courier:
-    """Takes changes from whoever makes them, and acts on them in a thread of this process."""
+class _EventThread:
+    """Takes committed changes, and acts on them in a thread of this process."""
 
     def __init__(self) -> None:
-        self.begin_anew()
+        self.start_over()
 
-    def begin_anew(self) -> None:
+    def start_over(self) -> None:
         """Forget everything: a forked process has no thread, and its parent acts on what was there."""
         self._news = threading.Condition()
         self._inbox: dict[tuple[Any, str], Change] = {}
@@ -185,5 +185,5 @@ class _Courier:
         self._asleep = False
 
 
-courier = _Courier()
-os.register_at_fork(after_in_child=courier.begin_anew)
+event_thread = _EventThread()
+os.register_at_fork(after_in_child=event_thread.start_over)

@@ -1,8 +1,8 @@
 """Events: an insert upstream of a table with the mixin schedules its new keys, and a delete cleans up after it.
 
-DataJoint's own methods tell of every insert and delete of this process. What they tell waits for the commit; then
-the courier acts on it in a thread of its own or, if it was a job of the queue that made the change, whoever ran the
-job does so before the next one.
+DataJoint's own methods tell of every insert and delete of this process. A change waits in the outbox of its connection
+for the commit. Then the event thread acts on it. If a job of the queue made the change, the loop that ran the job acts
+on it before the next job.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from ..dj.tables import name_of
 from ..settings import check_seconds
 from .outbox import MOST_KEYS, Change, Outbox, changes_here
 from .react import Agenda
-from .thread import courier
+from .thread import event_thread
 from .upstream import registry
 
 __all__ = ["HeldEvents", "act_now", "flush_events", "tell_of_inserts", "watch"]
@@ -49,15 +49,15 @@ def flush_events(timeout: float = 30.0) -> bool:
         Whether everything was done; False if it takes longer, or if something has failed since the last call, which
         the log tells.
     """
-    return courier.flush(check_seconds("timeout of flush_events", timeout))
+    return event_thread.flush(check_seconds("timeout of flush_events", timeout))
 
 
 def act_now(timeout: float) -> None:
     """Have the inserts and deletes made so far in this process acted on before somebody schedules by hand.
 
-    What was put off is done at once: it is not for the crowd that the person waits.
+    What was put off is done at once: a person waits for it.
     """
-    courier.hurry(timeout)
+    event_thread.hurry(timeout)
 
 
 class HeldEvents:
@@ -167,7 +167,7 @@ def _send(outbox: Outbox, change: Change) -> None:
 
 def _pass_on(server: Any, change: Change) -> None:
     try:
-        courier.take(server, change)
+        event_thread.take(server, change)
     except Exception as error:
         logger.warning("A change of %s was not acted on: %s", change.table, error, extra={"event": "event failed"})
 

@@ -43,11 +43,19 @@ class Database:
         self._open = False
         self._patience = 0.0
         self._given_up: Callable[[], bool] = lambda: False
+        self._user: str | None = None
         self._set_up()
 
     def _set_up(self) -> None:
         if self._hurried:
             self.connection.query(self.engine.connection.wait_little)
+
+    @property
+    def user(self) -> str:
+        """As whom this connection acts, and from which host."""
+        if self._user is None:
+            self._user = str(self.execute(datajoint_api.user_sql(self.connection)).fetchone()[0])
+        return self._user
 
     def execute(self, sql: str, **parameters: Any) -> Any:
         """Run one statement and return its cursor. Outside a transaction it is tried again if the connection is lost.

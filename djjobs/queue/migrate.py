@@ -3,63 +3,37 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 from typing import Any
 
-import datajoint as dj
-
 from ..dj.blobs import key_json, unpack
-from ..dj.compat import datajoint_api
-from ..dj.tables import declared_database
-from ..errors import DjJobsError
-from .database import explained
 from .keys import Keys
 from .native import in_words, take_over
 from .queue import Queue, version_of
-from .tables import VERSION_MARK, Jobs, job_columns
+from .tables import VERSION_MARK, job_columns
 
-__all__ = ["migrate"]
+__all__ = ["copy_native_jobs", "upgrade_queue"]
 
 logger = logging.getLogger("djjobs")
 
 
-def migrate(schema: Any) -> int:
-    """Bring along what DataJoint's own queues of a schema hold.
+def upgrade_queue(connection: Any, database: str) -> int:
+    """Bring a `~jobs` that DataJoint 0.14 or an earlier djjobs made up to date; return how many rows were converted."""
+    queue = Queue(connection, database)
+    with queue.db.locked(f"djjobs {database}"):
+        return _upgrade(queue) if queue.jobs.is_declared else 0
 
-    A `~jobs` that DataJoint 0.14 made is upgraded in place. Every row is kept, with its key as JSON. Nothing happens
-    if the queue is up to date, so it can be run any number of times. Workers of tables without the mixin may go on
-    meanwhile.
 
-    Of the queues `~~name` that DataJoint 2 keeps, jobs are copied whose key is not in the queue: those that are to be
-    ignored, have failed or are pending, and those that succeeded and whose result is there. Reserved jobs are left to
-    their workers, and so are pending and failed ones whose result is there by now. If classes of this schema are
-    imported, only those with the mixin count; if none is, as on the command line, every table that has such a queue.
-    (The first use of a table's queue does the same for that table. Jobs that were removed from the queue since come
-    back only if this is run again.)
+def copy_native_jobs(queue: Queue, tables: Mapping[str, Any]) -> int:
+    """Copy the jobs that DataJoint 2 keeps in queues of its own; return how many.
 
     Parameters
     ----------
-    schema : dj.Schema or str
-        The schema, or its name.
-
-    Returns
-    -------
-    int
-        How many rows were converted or copied.
+    tables : mapping
+        The names of the tables, each with its class or, if that is not known, None.
     """
-    connection = getattr(schema, "connection", None) or dj.conn()
-    database = getattr(schema, "database", schema)
-    if not isinstance(database, str):
-        raise DjJobsError(f"{schema!r} is neither a schema nor the name of one.")
-    with explained(connection, f"`{database}`.`~jobs`", "migrate"):
-        queue = Queue(connection, database)
-        with queue.db.locked(f"djjobs {database}"):
-            converted = _upgrade(queue) if queue.jobs.is_declared else 0
-        return converted + _bring_native_jobs(Queue.of(connection, database))
-
-
-def _bring_native_jobs(queue: Queue) -> int:
     brought = 0
-    for table_name, cls in _natively_queued(queue).items():
+    for table_name, cls in tables.items():
         keys = Keys(cls(), (), queue.engine) if cls else None
         with queue.db.locked(f"djjobs {queue.database}"):
             counts = take_over(queue, table_name, keys)
@@ -67,19 +41,6 @@ def _bring_native_jobs(queue: Queue) -> int:
             logger.info("`%s`.`%s`: %s were copied", queue.database, table_name, in_words(counts))
         brought += sum(counts.values())
     return brought
-
-
-def _natively_queued(queue: Queue) -> dict[str, Any]:
-    """The tables that have a queue of DataJoint's own and get ours, with their classes where these are known."""
-    from ..table.adopt import classes_of
-    from ..table.mixin import JobsMixin
-
-    connection = queue.db.connection
-    names = datajoint_api.natively_queued(connection, queue.database)
-    known = {cls.table_name: cls for cls in classes_of(connection, queue.database)}
-    if not known:
-        return dict.fromkeys(names)
-    return {name: known[name] for name in names if name in known and issubclass(known[name], JobsMixin)}
 
 
 def _upgrade(queue: Queue) -> int:
@@ -129,21 +90,3 @@ def _as_json(packed: bytes | None) -> str | None:
         return key_json(dict(unpack(packed)))
     except Exception:
         return key_json({"legacy_blob": bytes(packed).hex()})
-
-
-def share_with_legacy_tables() -> None:
-    """Let tables without the mixin use a queue of ours in the same schema, under DataJoint 0.14."""
-    from ..table.adopt import subclasses
-    from ..table.mixin import JobsMixin
-
-    def is_upgraded(jobs: Any) -> bool:
-        return "created_time" in jobs.heading.names
-
-    def declare(connection: Any, database: str) -> None:
-        # Where a table has the mixin, DataJoint must not declare its own `~jobs` first.
-        has_mixin = any(declared_database(table) == database for table in subclasses(JobsMixin))
-        if has_mixin and not Jobs(connection, database).is_declared:
-            Queue.of(connection, database)
-
-    datajoint_api.let_legacy_tables_share(is_upgraded, declare)
-    datajoint_api.hide_from_legacy(is_upgraded)

@@ -59,13 +59,13 @@ Hook = TypeVar("Hook", bound=Callable[..., Any])
 
 def default_hook(method: Hook) -> Hook:
     """Mark a hook that does nothing, so that a table which does not have its own is told from one that has."""
-    method._is_default = True  # type: ignore[attr-defined]
+    method.is_default_hook = True  # type: ignore[attr-defined]
     return method
 
 
 def has_hook(table: Any, name: str) -> bool:
     """Whether a table has a hook of its own."""
-    return not getattr(getattr(type(table), name), "_is_default", False)
+    return not getattr(getattr(type(table), name), "is_default_hook", False)
 
 
 RetryOn = type[BaseException] | tuple[type[BaseException], ...] | Callable[[BaseException, Job], Any]

@@ -10,6 +10,8 @@ from typing import Any
 
 from ..dj.compat import AccessError, datajoint_api
 from ..dj.connection import keep_with, kept_with
+from ..dj.patches import apply_patches
+from ..dj.tables import copy_over
 from ..errors import DjJobsError
 from ..settings import settings
 from .database import Database, explained
@@ -52,7 +54,6 @@ class Queue:
         self.control = JobControl(connection, database)
         self.workers = Workers(connection, database)
         self.runs = Runs(connection, database)
-        self._user: str | None = None
         #: The tables of which what DataJoint itself has recorded is ours already.
         self.taken_over: set[str] = set()
 
@@ -60,6 +61,7 @@ class Queue:
     def of(cls, connection: Any, database: str) -> Queue:
         """The queue of a schema, declared if it is not there yet."""
         settings.insist_on_environment()
+        apply_patches()
         queues: dict[str, Queue] = kept_with(connection, "queues") or keep_with(connection, "queues", {})
         queue = queues.get(database)
         with explained(connection, f"`{database}`.`~jobs`", "use the queue"):
@@ -149,9 +151,11 @@ class Queue:
             raise AccessError(f"no INSERT and UPDATE on the queue of {label}")
 
     def on(self, db: Database) -> Queue:
-        """The same queue on another connection."""
+        """The same queue on another connection altogether: its statements, its tables and who acts."""
         other = copy.copy(self)
-        other.db = db
+        other.db, other.engine = db, db.engine
+        other.jobs, other.control = copy_over(self.jobs, db.connection), copy_over(self.control, db.connection)
+        other.workers, other.runs = copy_over(self.workers, db.connection), copy_over(self.runs, db.connection)
         return other
 
     # -- statements ---------------------------------------------------------------------------------
@@ -194,10 +198,8 @@ class Queue:
 
     def signature(self) -> dict[str, Any]:
         """Who acts, as the rows record it."""
-        if self._user is None:
-            self._user = self.db.connection.get_user()
         return {
-            "user": self._user,
+            "user": self.db.user,
             "host": platform.node(),
             "pid": os.getpid(),
             "connection_id": self.db.connection.connection_id,

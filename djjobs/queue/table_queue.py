@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from contextlib import AbstractContextManager
 from functools import cached_property
 from typing import Any
@@ -79,10 +78,7 @@ class TableQueue:
 
     def on(self, db: Database) -> TableQueue:
         """The same queue on another connection. Its keys are those of the first one, for their types."""
-        other = copy.copy(self)
-        other.__dict__.pop("finisher", None)
-        other.queue = self.queue.on(db)
-        return other
+        return type(self)(self.table, self.queue.on(db), self.keys)
 
     def explained(self, doing: str) -> AbstractContextManager[None]:
         """Turn what the server or DataJoint says into one error that names the table and the way out."""

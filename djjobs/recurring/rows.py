@@ -42,7 +42,7 @@ class LivingLeader(NamedTuple):
 
 @dataclass(frozen=True)
 class Firing:
-    """One firing of a schedule, in the hands of whoever has its token."""
+    """One firing of a schedule. The process that has its token runs it."""
 
     name: str
     fire_time: datetime.datetime

@@ -22,7 +22,7 @@ from ..queue.identity import Claimant
 from ..queue.policy import has_hook
 from ..queue.tables import ERROR_MESSAGE_LENGTH
 from ..settings import settings
-from ..telemetry import emit
+from ..telemetry import emit, is_heard
 from .run import Run
 
 __all__ = ["RunHooks"]
@@ -153,7 +153,7 @@ class RunHooks:
             self._see_to_touched(worker_id, claim, stop)
 
     def _see_to_touched(self, worker_id: str, claim: int, stop: Stop) -> None:
-        # Whoever ends the last job of a run has touched it, and comes here after that.
+        # The slot that ends the last job of a run has touched the run, and comes here after that.
         touched, self._touched = tuple(self._touched), set()
         if touched:
             self._see_to(self._over(self._queue.engine.hooks.find_over, runs=touched), worker_id, claim, stop)
@@ -189,7 +189,7 @@ class RunHooks:
         return float(self._queue.execute(self._queue.engine.workers.uptime).fetchone()[1]) < settings.lease
 
     def _tell_of_end(self, run_id: int) -> None:
-        run = Run.find(self._queue, run_id)
+        run = Run.find(self._queue, run_id) if is_heard("run ended") else None
         if run is not None:
             state, progress = run.state, str(run.progress())
             emit("run ended", self._name, run_id=run_id, run_name=run.name, state=state, progress=progress)

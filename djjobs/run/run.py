@@ -99,7 +99,7 @@ class Run:
 
     @property
     def name(self) -> str:
-        """What whoever asked for it calls it; empty for no name."""
+        """The name that it was given; empty for none."""
         return self._fact("name") or ""
 
     @property

@@ -36,7 +36,7 @@ class Progress:
     def of(cls, total: int, counts: Mapping[str, int]) -> Progress:
         """From the jobs that are still there: of those that succeed, some tables keep none."""
         left = {status: count for status, count in counts.items() if status != "success"}
-        # Every job that is there counts, whoever may have put it there.
+        # Every job that is there counts, also if it was put there later.
         total = max(total, sum(counts.values()))
         return cls(total, done=total - sum(left.values()), **left)
 

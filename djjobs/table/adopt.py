@@ -9,6 +9,7 @@ from typing import Any
 
 import datajoint as dj
 
+from ..dj.patches import apply_patches
 from ..dj.tables import declared_database
 from ..errors import DjJobsError
 from ..events.upstream import registry
@@ -40,6 +41,7 @@ def adopt(schema_or_module: Any) -> list[type]:
             f"{_name(schema_or_module)} has no Computed or Imported classes to adopt. "
             "Import the module that defines them first, or pass that module."
         )
+    apply_patches()
     without = [table for table in classes if not issubclass(table, JobsMixin)]
     # A class that is made from another comes after it, and has the mixin from there.
     for table in sorted(without, key=lambda table: len(table.__mro__)):

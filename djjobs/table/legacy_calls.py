@@ -1,6 +1,7 @@
-"""`schema.jobs` of DataJoint 0.14: what is said there of a table with the mixin reaches the table's own jobs.
+"""`schema.jobs` of DataJoint 0.14, for tables with the mixin and without.
 
-DataJoint 0.14 knows a job by a hash of its own, so that its row would stand beside ours and nobody would heed it.
+What is said there of a table with the mixin reaches the table's own jobs. DataJoint 0.14 knows a job by a hash of its
+own, so that its row would stand beside ours and nobody would heed it. Tables without the mixin share our queue.
 """
 
 from __future__ import annotations
@@ -12,10 +13,12 @@ from ..dj.compat import datajoint_api
 from ..dj.connection import server_of
 from ..dj.tables import declared_database
 from ..events.upstream import registry
+from ..queue.queue import Queue
 from ..queue.table_queue import TableQueue
+from ..queue.tables import Jobs
 from .table_jobs import TableJobs
 
-__all__ = ["heed_legacy_calls"]
+__all__ = ["heed_legacy_calls", "share_with_legacy_tables"]
 
 
 class _Calls:
@@ -47,9 +50,28 @@ def heed_legacy_calls() -> None:
     """Let ``schema.jobs.ignore(...)`` and its companions reach the jobs of tables with the mixin."""
 
     def calls_for(connection: Any, database: str, table_name: str) -> _Calls | None:
-        server, name = server_of(connection), table_name.split(".")[-1].strip("`")
-        tables: list[Any] = [one for one in registry.tables_at(server) if declared_database(one) == database]
-        found = next((table for table in tables if table.table_name == name), None)
+        name = table_name.split(".")[-1].strip("`")
+        found = next((table for table in _tables_in(connection, database) if table.table_name == name), None)
         return found and _Calls(found.jobs)
 
     datajoint_api.let_legacy_calls_reach(calls_for)
+
+
+def share_with_legacy_tables() -> None:
+    """Let tables without the mixin use a queue of ours in the same schema, under DataJoint 0.14."""
+
+    def is_upgraded(jobs: Any) -> bool:
+        return "created_time" in jobs.heading.names
+
+    def declare(connection: Any, database: str) -> None:
+        # Where a table has the mixin, DataJoint must not declare its own `~jobs` first.
+        if _tables_in(connection, database) and not Jobs(connection, database).is_declared:
+            Queue.of(connection, database)
+
+    datajoint_api.let_legacy_tables_share(is_upgraded, declare)
+    datajoint_api.hide_from_legacy(is_upgraded)
+
+
+def _tables_in(connection: Any, database: str) -> list[Any]:
+    """The classes with the mixin that are in this schema."""
+    return [table for table in registry.tables_at(server_of(connection)) if declared_database(table) == database]

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import datajoint as dj
 
-from ..dj.patches import instantiate_for
+from ..dj.patches import apply_patches, instantiate_for
 from ..errors import DjJobsError
 from ..events.upstream import registry
 from ..events.watch import act_now, tell_of_inserts
@@ -110,6 +110,8 @@ class JobsMixin:
     def __init_subclass__(cls, **arguments: Any) -> None:
         super().__init_subclass__(**arguments)
         registry.add(cls)
+        if cls.__module__ != __name__:  # Computed and Imported, below, are no tables yet
+            apply_patches()
 
     @default_hook
     def on_cancel(self, key: dict[str, Any]) -> None:

@@ -237,7 +237,7 @@ class TableJobs(Jobs):
             Remove jobs older than so many seconds whose key left key_source; 0 removes none. Jobs that are ignored or
             running stay. Defaults to ``dj.config.jobs.stale_timeout``, under DataJoint 0.14 to an hour.
         orphan_timeout : float
-            Put jobs back that have been reserved for longer than so many seconds, whoever has them. Jobs of workers
+            Put jobs back that have been reserved for longer than so many seconds, by any worker. Jobs of workers
             that died come back without it. Defaults to None.
 
         Returns

@@ -22,7 +22,7 @@ __all__ = ["Scheduling", "UntilEmpty", "UntilTold", "patience_with_limit"]
 logger = logging.getLogger("djjobs")
 
 #: A populate that finds nothing waits for the interval between two schedulings to pass, if that is no longer than this;
-#: and a bit longer, so that whoever may schedule then has done so.
+#: and a bit longer, so that the next scheduling has been done.
 _LONGEST_WAIT, _SLACK = 10.0, 1.0
 #: The pauses of a loop that waits for somebody else's scheduling: the first, and the longest.
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.02, 0.5

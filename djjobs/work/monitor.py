@@ -66,7 +66,7 @@ class LostJob:
 
     @property
     def outcome(self) -> Outcome | None:
-        """What the death of the slot is to whoever wanted the job done; None if it had no job."""
+        """What came of the job of the dead slot; None if it had no job."""
         if self.job is None:
             return None
         seconds = self.failure.duration or 0.0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import multiprocessing as mp
 from collections.abc import Callable
 from typing import Any
@@ -108,7 +109,8 @@ class _Populate:
                 prepare = supervisor.prepare_slot
                 self._loop(channel, self._claimant.for_slot(number), lambda: None, channel.report, prepare)
             finally:
-                self._jobs.queue.db.connection.close()
+                with contextlib.suppress(Exception):  # it may be closed already, if the server is away
+                    self._jobs.queue.db.connection.close()
 
         supervisor = Supervisor([self._jobs], self._processes, self._claimant, self._budget, work, self._report)
         supervisor.register()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import multiprocessing as mp
 import signal
@@ -92,7 +93,8 @@ class Supervisor:
             self._budget.spend_all()
             self.pool.end(self.patience, self.monitor.slot_ended, self._hear_last)
             self.monitor.sign_off()
-            self.monitor.db.connection.close()
+            with contextlib.suppress(Exception):  # it may be closed already, if the server is away
+                self.monitor.db.connection.close()
 
     def clean_up(self) -> None:
         """Clean up after cancelled jobs whose slot was killed."""

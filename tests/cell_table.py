@@ -1,0 +1,120 @@
+"""Which file of tests runs in which cell, and why. A cell is one DataJoint on one engine.
+
+`make test` follows this table; `make test ALL=1` runs every file in every cell. The table in tests/README.md is this
+one, and a test compares the two: `python3 tests/cell_table.py` prints it. A file that is missing here runs everywhere.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+__all__ = ["CELLS", "TABLE", "Row", "files_of", "markdown"]
+
+TESTS = Path(__file__).resolve().parent
+CELLS = ("dj2-postgresql", "dj2-mysql", "dj2-mariadb", "dj0-mysql", "dj0-mariadb")
+
+EVERYWHERE = CELLS
+#: Every engine with DataJoint 2, and DataJoint 0.14 once.
+ENGINES = ("dj2-postgresql", "dj2-mysql", "dj2-mariadb", "dj0-mysql")
+#: As before, but MariaDB has the SQL and the driver of MySQL here.
+DIALECTS = ("dj2-postgresql", "dj2-mysql", "dj0-mysql")
+#: Both DataJoints and both drivers.
+GENERATIONS = ("dj2-postgresql", "dj0-mysql")
+FAMILIES = ("dj2-postgresql", "dj2-mysql")
+SERVERS = ("dj2-postgresql", "dj2-mysql", "dj2-mariadb")
+MYSQLS = ("dj2-mysql", "dj2-mariadb", "dj0-mysql", "dj0-mariadb")
+ONCE = ("dj2-postgresql",)
+
+
+@dataclass(frozen=True)
+class Row:
+    """Where a file runs.
+
+    Attributes
+    ----------
+    seconds : int
+        About how long it takes in one cell on two busy cores, so that the longest begin first. It need not be exact.
+    why : str
+        What can differ between the cells; or why nothing can.
+    """
+
+    cells: tuple[str, ...]
+    seconds: int
+    why: str
+
+
+TABLE = {
+    "test_as_natively.py": Row(
+        ENGINES, 15, "beside workers of DataJoint's own, whose queue each generation has its own way for"
+    ),
+    "test_bad_input.py": Row(EVERYWHERE, 10, "what a server refuses, and in which words"),
+    "test_cancel.py": Row(DIALECTS, 40, "requests and their rows; a driver may hold up an interrupt"),
+    "test_chaos.py": Row(
+        ("dj2-postgresql", "dj2-mysql"), 45, "once for each family of engines: the other cells have the same queue"
+    ),
+    "test_check.py": Row(EVERYWHERE, 2, "what a server tells of itself"),
+    "test_claims.py": Row(EVERYWHERE, 6, "the plan and the locks of a claim"),
+    "test_cleanup.py": Row(EVERYWHERE, 5, "the statements that move and remove jobs"),
+    "test_cli.py": Row(GENERATIONS, 20, "what a command prints is the same on every engine; rows come from DataJoint"),
+    "test_concurrency.py": Row(ENGINES, 25, "locks under load"),
+    "test_drop_in.py": Row(EVERYWHERE, 5, "the job tables of both DataJoints"),
+    "test_events.py": Row(ENGINES, 30, "inserts and deletes of both DataJoints, in the engines' transactions"),
+    "test_examples.py": Row(GENERATIONS, 20, "notebooks and examples have no SQL; DataJoint's types differ"),
+    "test_finds_work.py": Row(DIALECTS, 20, "when populate looks again; the statement itself is in test_schedule.py"),
+    "test_jobs_view.py": Row(EVERYWHERE, 3, "queries on the columns of the queue, JSON among them"),
+    "test_keyed_jobs.py": Row(EVERYWHERE, 8, "JSON and types of keys, as each engine has them"),
+    "test_keys.py": Row(EVERYWHERE, 10, "JSON and types of keys, as each engine has them"),
+    "test_leases.py": Row(DIALECTS, 70, "the statements of heartbeats and recovery; connections that are cut"),
+    "test_migrate.py": Row(
+        ("dj2-mysql", "dj2-mariadb", "dj0-mysql", "dj0-mariadb"),
+        5,
+        "DataJoint 0.14 has left its queue on MySQL and MariaDB only",
+    ),
+    "test_policy.py": Row(ONCE, 3, "a policy is checked before a server is asked"),
+    "test_populate.py": Row(EVERYWHERE, 20, "make() inside the transactions of both DataJoints"),
+    "test_processes.py": Row(GENERATIONS, 17, "processes and signals, with both drivers"),
+    "test_queue_table.py": Row(EVERYWHERE, 7, "how the queue is declared"),
+    "test_retention.py": Row(EVERYWHERE, 2, "the statements that remove old jobs"),
+    "test_retries.py": Row(ENGINES, 22, "faults of the server: deadlocks, lock waits, lost connections"),
+    "test_rules.py": Row(ENGINES, 20, "all the statements of the queue, in any order"),
+    "test_run_hooks.py": Row(DIALECTS, 45, "the statements of marks; who dies is the same everywhere"),
+    "test_runs.py": Row(EVERYWHERE, 12, "the statements and plans of runs"),
+    "test_schedule.py": Row(EVERYWHERE, 20, "the one statement that schedules, for every kind of key_source"),
+    "test_scheduler.py": Row(DIALECTS, 50, "who leads is decided by a statement; the rest is processes"),
+    "test_schedules.py": Row(ENGINES, 10, "the rows and statements of schedules"),
+    "test_servers.py": Row(SERVERS, 12, "the servers that the tests start"),
+    "test_signals.py": Row(GENERATIONS, 12, "signals, with both drivers: psycopg2 puts them off"),
+    "test_switching.py": Row(EVERYWHERE, 10, "the job tables of both DataJoints"),
+    "test_timeouts.py": Row(GENERATIONS, 60, "interrupts, with both drivers"),
+    "test_worker.py": Row(GENERATIONS, 80, "processes and signals, with both drivers; wake-ups on PostgreSQL"),
+}
+
+
+def files_of(cell: str, everything: bool = False) -> list[str]:
+    """The files of a cell, those that take longest first."""
+    present = sorted(path.name for path in TESTS.glob("test_*.py"))
+    chosen = [name for name in present if everything or name not in TABLE or cell in TABLE[name].cells]
+    return sorted(chosen, key=lambda name: -seconds_of(name))
+
+
+def seconds_of(name: str) -> int:
+    return TABLE[name].seconds if name in TABLE else 10
+
+
+def markdown() -> str:
+    """The table as tests/README.md shows it."""
+    return "\n".join(_lines())
+
+
+def _lines() -> Iterator[str]:
+    yield f"| file | {' | '.join(CELLS)} | what can differ |"
+    yield f"|---|{'---|' * len(CELLS)}---|"
+    for name, row in TABLE.items():
+        marks = (" x " if cell in row.cells else "   " for cell in CELLS)
+        yield f"| {name} |{'|'.join(marks)}| {row.why} |"
+
+
+if __name__ == "__main__":
+    print(markdown())
