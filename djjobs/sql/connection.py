@@ -14,6 +14,8 @@ class ConnectionStatements(ABC):
     commit = "COMMIT"
     roll_back = "ROLLBACK"
     own_connection_id: ClassVar[str]
+    #: As whom the connection acts, as DataJoint records it.
+    own_user: ClassVar[str]
     #: From now on no statement of this connection waits for a lock for longer than a second.
     wait_little: ClassVar[str]
     #: Whether the driver keeps signals waiting while it waits for the server.
