@@ -132,14 +132,14 @@ def test_a_job_that_is_claimed_just_then_does_not_escape(start: Any, monkeypatch
     table = Square()
     queue = Queue.of(table.connection, table.database)
     claims = Claims(queue, Keys(table, ("n = 2",), queue.engine))
-    change = cancelling._CallingOff._to
+    change = cancelling._Cancellation._to
 
     def claim_first(self: Any, changes: str, status: str, *arguments: Any, **options: Any) -> int:
         if status == "scheduled":
             claims.take(1)
         return change(self, changes, status, *arguments, **options)
 
-    monkeypatch.setattr(cancelling._CallingOff, "_to", claim_first)
+    monkeypatch.setattr(cancelling._Cancellation, "_to", claim_first)
     assert Square.cancel_jobs() == 3
     assert (status_of(Square, 1), status_of(Square, 2), status_of(Square, 3)) == ("cancelled", "reserved", "cancelled")
     assert job_of(Square, 2)["cancel_request"] == "cancel"

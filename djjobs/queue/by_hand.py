@@ -1,6 +1,6 @@
 """What people do to single jobs by hand: reserve, complete, fail, put back and delete, as on DataJoint 2's job tables.
 
-A job that is reserved so has no worker, so that nobody misses a heartbeat of it.
+A job that is reserved by hand has no worker, so nobody expects a heartbeat for it.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def delete(jobs: TableQueue, hashes: Mapping[str, Sequence[str]]) -> int:
         which = [{"status": status, "hashes": portion} for portion in portions(found)]
         counts[status] = sum(_change(jobs, engine.by_hand.delete_by_hand, **these) for these in which)
     if any(counts.values()):
-        # Their keys may be scheduled again at once.
+        # Let their keys be scheduled again at once.
         _change(jobs, engine.control.forget_scheduling)
     if counts.get("reserved"):
         tell_of_running(counts["reserved"], jobs.label)
@@ -35,7 +35,7 @@ def delete(jobs: TableQueue, hashes: Mapping[str, Sequence[str]]) -> int:
 
 
 def _change(jobs: TableQueue, statement: str, **parameters: Any) -> int:
-    """Change jobs; inside the user's own transaction as part of it, since another would commit it."""
+    """Change jobs. Inside a transaction of the user it becomes part of that, because our own would commit it."""
     queue, parameters = jobs.queue, {"table": jobs.table_name, **parameters}
     if queue.db.connection.in_transaction:
         return queue.execute(statement, **parameters).rowcount
@@ -43,14 +43,14 @@ def _change(jobs: TableQueue, statement: str, **parameters: Any) -> int:
 
 
 def reserve(jobs: TableQueue, key_hash: str | None) -> bool:
-    """Reserve a job that is due, in nobody's name."""
+    """Reserve a job that is due, without a worker; whether that was possible."""
     which = {"key_hash": key_hash, "metadata": json.dumps(version_metadata(jobs.table))}
     statement, who = jobs.queue.engine.by_hand.reserve_by_hand, jobs.queue.signature()
     return key_hash is not None and _change(jobs, statement, **which, **who) == 1
 
 
 def complete(jobs: TableQueue, key: Mapping[str, Any], key_hash: str | None, duration: float | None = None) -> None:
-    """End a job well."""
+    """End a job with success."""
     engine = jobs.queue.engine
     if not jobs.keeps_completed:
         if key_hash is not None and not _change(jobs, engine.by_hand.complete_by_hand, key_hash=key_hash):
@@ -70,7 +70,7 @@ def fail(jobs: TableQueue, key: Mapping[str, Any], key_hash: str | None, message
 
 
 def release_older(jobs: TableQueue, seconds: float, priority: int | None) -> int:
-    """Put jobs back that have been reserved for longer than this, whoever has them; return how many."""
+    """Put jobs back that have been reserved for longer than this, also those of living workers; return how many."""
     statement = jobs.queue.engine.by_hand.release_older
     return jobs.queue.change(statement, table=jobs.table_name, age=seconds, priority=priority)
 

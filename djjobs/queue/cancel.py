@@ -1,4 +1,4 @@
-"""Cancelling: scheduled jobs are called off at once; running ones are asked to stop."""
+"""Cancelling: scheduled jobs are cancelled at once, running jobs are asked to stop."""
 
 from __future__ import annotations
 
@@ -12,34 +12,34 @@ from .queue import Queue
 
 __all__ = ["cancel", "cancel_run"]
 
-#: How often jobs are looked for that others claim just then.
+#: How often to look again for jobs that others claim in the meantime.
 _MOST_PASSES = 20
 
 
 def cancel(queue: Queue, keys: Keys, force: bool = False) -> int:
-    """Call off the jobs of these keys; return how many were cancelled or asked to stop."""
-    count = _CallingOff(queue, keys.table.table_name, keys.sql.chosen, queue.engine.jobs.change_chosen).run(force)
+    """Cancel the jobs of these keys; return how many were cancelled or asked to stop."""
+    count = _Cancellation(queue, keys.table.table_name, keys.sql.chosen, queue.engine.jobs.change_chosen).run(force)
     if not count:
         _insist_on_cancellable(queue, keys)
     return count
 
 
 def cancel_run(queue: Queue, table_name: str, run_id: int, force: bool = False) -> int | None:
-    """Call off a run and its jobs; return how many were cancelled or asked to stop, None if all were over."""
+    """Cancel a run and its jobs; return how many were cancelled or asked to stop, None if all were over."""
     engine, run = queue.engine, {"table": table_name, "run": run_id}
-    called_off = queue.change(engine.runs.cancel_run, **run)
+    cancelled = queue.change(engine.runs.cancel_run, **run)
     hashes = [key_hash for (key_hash,) in queue.execute(engine.runs.find_open_jobs, **run).fetchall()]
     chosen, count = queue.sql(engine.runs.these_jobs), 0
     for portion in portions(hashes):
         which = {"run": run_id, "hashes": portion}
-        count += _CallingOff(
+        count += _Cancellation(
             queue, table_name, chosen, engine.jobs.change_these, engine.runs.still_in_run, **which
         ).run(force)
-    return count if called_off or count else None
+    return count if cancelled or count else None
 
 
-class _CallingOff:
-    """Some jobs of a table, to be called off: those that `chosen` selects and `change` changes, if `also` holds."""
+class _Cancellation:
+    """Cancels some jobs of a table: those whose hashes `chosen` selects, if `also` is true."""
 
     def __init__(
         self, queue: Queue, table_name: str, chosen: str, change: str, also: str = "", **parameters: Any
@@ -48,16 +48,16 @@ class _CallingOff:
         self._parameters = {"table": table_name, **parameters}
 
     def run(self, force: bool) -> int:
-        """Call them off; how many were cancelled or are asked to stop."""
+        """Cancel them; return how many were cancelled or asked to stop."""
         queue, engine = self._queue, self._queue.engine
-        has_uncalled = queue.sql(engine.jobs.has_uncalled, chosen=self._chosen, also=self._also)
+        has_cancellable = queue.sql(engine.jobs.has_cancellable, chosen=self._chosen, also=self._also)
         cancelled = asked = 0
         for _ in range(_MOST_PASSES):
-            # Running jobs first: one that is given back meanwhile is found among the scheduled ones.
+            # Running jobs come first. If one is given back meanwhile, it is found among the scheduled ones.
             asked = self._ask_running("force" if force else "cancel")
             cancelled += self._to(queue.sql(engine.jobs.set_status, status="cancelled"), "scheduled")
-            # One that was claimed between the two has escaped both.
-            if not queue.db.execute(has_uncalled, **self._parameters).fetchone()[0]:
+            # A job that was claimed between these two statements was found by neither.
+            if not queue.db.execute(has_cancellable, **self._parameters).fetchone()[0]:
                 break
         if cancelled:
             queue.announce()
@@ -71,7 +71,7 @@ class _CallingOff:
     def _ask_running(self, how: str) -> int:
         queue, engine = self._queue, self._queue.engine
         self._to(engine.jobs.request_cancel, "reserved", engine.jobs.has_worker, how=how)
-        # Counted afterwards: to MySQL a row that had this request already has not changed.
+        # They are counted afterwards, because MySQL does not count rows that had this request already.
         find = queue.sql(engine.jobs.asked_to_stop, chosen=self._chosen)
         asked = dict(queue.db.execute(find, **self._parameters).fetchall())
         if asked:

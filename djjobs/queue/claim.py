@@ -1,4 +1,4 @@
-"""Claiming: scheduled jobs become this worker's, a few at a time, in the order asked for."""
+"""Claiming: a worker takes scheduled jobs, a few at a time, in the order that it wants."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from .queue import Queue
 __all__ = ["ORDERS", "Claims", "Job"]
 
 ORDERS = ("original", "reverse", "random")
-#: Below every turn there can be.
+#: Below every turn that there can be.
 _FIRST = -(2**62)
-#: How many jobs are lined up, or looked up for a restriction, at once.
-_PAGE = 500
-#: How many more rows to look at for jobs at random than the jobs wanted, if most rows are such jobs, and if few are.
+#: How many jobs get a turn, or are looked up for a restriction, at once.
+_PORTION = 500
+#: How many rows to look at for jobs at random, beyond the number of wanted jobs: at first, and if none was found.
 _FEW_MORE, _MANY_MORE = 20, 1000
-#: How often a page is looked up again, all of whose jobs others are just claiming.
-_PATIENCE = 20
+#: How often jobs of a restriction are looked up again if others are claiming all that were found.
+_MOST_LOOKS = 20
 
 
 @dataclass(frozen=True)
@@ -55,9 +55,9 @@ class Claims:
     priority : int, optional
         Leave jobs alone whose priority number is higher than this.
     claimant : Claimant, optional
-        In whose name to claim. Defaults to a worker of its own.
+        In whose name to claim. Defaults to a new worker.
     automatic : bool
-        Whether to take jobs, too, that only an event has put there. Defaults to True.
+        Whether to take also jobs that only an event has put there. Defaults to True.
     """
 
     def __init__(
@@ -82,7 +82,7 @@ class Claims:
         self._metadata = json.dumps(metadata)
 
     def take(self, count: int) -> list[Job]:
-        """Claim up to `count` jobs. None at all means that there are none to be had now."""
+        """Claim up to `count` jobs. If the list is empty, there is no job to claim now."""
         jobs: list[Job] = []
 
         def left() -> int:
@@ -96,7 +96,7 @@ class Claims:
         return jobs
 
     def available(self) -> int:
-        """How many jobs there are to claim now."""
+        """How many jobs can be claimed now."""
         engine, keys = self._queue.engine, self._keys
         if keys.restricted:
             sql = self._queue.sql(engine.claims.count_chosen, chosen=keys.sql.chosen, only=self._only("job"))
@@ -113,7 +113,7 @@ class Claims:
         return {"table": self.table_name, "priority": self._priority, **more}
 
     def _claim(self, statement: str, parameters: dict[str, Any]) -> list[Job]:
-        """Lock what the statement picks and make it ours, in one transaction."""
+        """Lock the jobs that the statement picks and reserve them, in one transaction."""
         return self._queue.db.retry(lambda: self._claim_once(statement, parameters))
 
     def _claim_once(self, statement: str, parameters: dict[str, Any]) -> list[Job]:
@@ -125,14 +125,14 @@ class Claims:
                 if not rows:
                     return []
                 if "hashes" in parameters:
-                    # Looked up by their hashes, they come in the order of these.
+                    # The server returned them in any order. They were wanted in the order of the hashes.
                     rows = sorted(rows, key=lambda row: parameters["hashes"].index(row[0]))
                 hashes = tuple(row[0] for row in rows)
                 parameters = {"table": self.table_name, "hashes": hashes, "metadata": self._metadata}
                 queue.db.execute(self._reserve, **parameters, **token, **queue.signature())
         except Exception as error:
             if queue.db.is_transient(error):
-                # The commit may have got through before the connection broke.
+                # The server may have committed before the connection broke.
                 queue.change(queue.engine.claims.release_claim, table=self.table_name, **token)
             raise
         return [
@@ -143,7 +143,7 @@ class Claims:
     # -- all jobs of the table -------------------------------------------------------------------------
 
     def _picks_of_turns(self, left: Callable[[], int]) -> Iterator[tuple[str, dict[str, Any]]]:
-        """What to pick, turn after turn: usually the first one has all we want."""
+        """What to pick, one turn after the other. Usually the first turn has enough jobs."""
         turn = self._first_turn(_FIRST)
         while turn is not None:
             if self._order == "random":
@@ -158,25 +158,25 @@ class Claims:
         sql = queue.sql(queue.engine.claims.next_turn, only=self._only())
         turn, is_due = queue.db.execute(sql, **self._parameters(floor=floor)).fetchone()
         if is_due and floor == _FIRST:
-            queue.db.retry(self._line_up)
+            queue.db.retry(self._give_turns)
             turn, _ = queue.db.execute(sql, **self._parameters(floor=floor)).fetchone()
         return turn
 
-    def _line_up(self) -> None:
-        """Put some of the jobs that have become due into line; others may do the same with others."""
-        queue = self._queue
+    def _give_turns(self) -> None:
+        """Give a turn to some jobs that have become due. Other workers may do so with other jobs at the same time."""
+        queue, claims = self._queue, self._queue.engine.claims
         with queue.db.transaction():
-            rows = queue.execute(queue.engine.claims.pick_due, table=self.table_name, count=_PAGE).fetchall()
+            rows = queue.execute(claims.pick_due, table=self.table_name, count=_PORTION).fetchall()
             if rows:
-                queue.execute(queue.engine.claims.line_up, table=self.table_name, hashes=tuple(row[0] for row in rows))
+                queue.execute(claims.give_turns, table=self.table_name, hashes=tuple(row[0] for row in rows))
 
     def _picks_at_random(self, turn: int, left: Callable[[], int]) -> Iterator[tuple[str, dict[str, Any]]]:
-        """What to pick at random. It may miss jobs that are rare among the table's rows; these go in order."""
+        """What to pick at random. Jobs that are rare among the rows may be missed. They are then taken in order."""
         queue, claims = self._queue, self._queue.engine.claims
         for more in (_FEW_MORE, _MANY_MORE):
-            place = {"turn": turn, "start": secrets.token_hex(16), "window": left() + more, "count": left()}
+            near = {"turn": turn, "start": secrets.token_hex(16), "window": left() + more, "count": left()}
             find = queue.sql(claims.find_near, asked_for=claims.only(self._automatic, alias="near"))
-            rows = queue.db.execute(find, **self._parameters(**place)).fetchall()
+            rows = queue.db.execute(find, **self._parameters(**near)).fetchall()
             if rows:
                 yield queue.sql(claims.pick_these), {"hashes": tuple(row[0] for row in rows)}
 
@@ -184,20 +184,21 @@ class Claims:
 
     def _picks_of_restriction(self, left: Callable[[], int]) -> Iterator[tuple[str, dict[str, Any]]]:
         self._first_turn(_FIRST)
-        for _ in range(_PATIENCE):
-            page = self._page()
-            if not page:
+        for _ in range(_MOST_LOOKS):
+            found = self._look_up()
+            if not found:
                 return
-            # No more than are wanted: which of them a limit took would be up to the server.
-            while page:
-                hashes, page = page[: left()], page[left() :]
+            # No more hashes than wanted jobs: out of more, the server might pick any.
+            while found:
+                hashes, found = found[: left()], found[left() :]
                 yield self._queue.sql(self._queue.engine.claims.pick_these), {"hashes": hashes}
-            # Others hold these at the moment: they are claiming them, or give them back.
+            # Others have these jobs locked now. They claim them or give them back.
             time.sleep(random.uniform(0, 0.05))
 
-    def _page(self) -> tuple[str, ...]:
+    def _look_up(self) -> tuple[str, ...]:
+        """The hashes of the first jobs that the restriction chooses."""
         queue, claims = self._queue, self._queue.engine.claims
         parts = {"chosen": self._keys.sql.chosen, "only": self._only("job"), "order": claims.order[self._order]}
         sql = queue.sql(claims.find_chosen, **parts)
-        rows = queue.db.execute(sql, **self._parameters(count=_PAGE, start=secrets.token_hex(16)))
+        rows = queue.db.execute(sql, **self._parameters(count=_PORTION, start=secrets.token_hex(16)))
         return tuple(row[0] for row in rows.fetchall())

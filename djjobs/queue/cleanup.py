@@ -1,6 +1,6 @@
-"""Clean-up: jobs go when what they were about is gone, and runs some time after their jobs.
+"""Clean-up: jobs are removed when nothing needs them any more, and runs some time after their jobs.
 
-A reserved job is its worker's and stays while that lives.
+A reserved job stays as long as its worker lives.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ def cleanup(queue: Queue, finisher: Finisher, chosen: str = "") -> dict[str, int
     Parameters
     ----------
     chosen : str
-        SQL of the hashes of the jobs to look at. Defaults to all.
+        SQL that selects the hashes of the jobs to look at. Defaults to all jobs.
     """
     keys, join = finisher.keys, queue.sql(queue.engine.jobs.join_chosen, chosen=chosen) if chosen else ""
-    # First: the job of a dead worker may be an orphan, too.
+    # This comes first, because the job of a dead worker may be an orphan, too.
     recovered = recover_dead(queue, finisher, join)
     orphans = _Removal(queue, finisher, join, queue.engine.jobs.find_orphans)
     expired = _Removal(queue, finisher, join, queue.engine.jobs.find_expired)
@@ -41,7 +41,7 @@ def cleanup(queue: Queue, finisher: Finisher, chosen: str = "") -> dict[str, int
         "orphaned_incomplete": orphans.run(("scheduled", "error", "ignore", "cancelled"), living=keys.sql.chosen),
         "recovered": recovered,
         "expired": expired.run(("success", "error", "cancelled"), made=keys.sql.made),
-        # A restriction is about jobs.
+        # A restriction chooses jobs, not runs.
         "runs": 0 if chosen else _remove_runs(queue, finisher),
     }
     emit("table cleaned up", finisher.name, counts=counts)
@@ -54,16 +54,17 @@ def recover_dead(queue: Queue, finisher: Finisher, join_chosen: str = "") -> int
 
 
 def remove_stale(queue: Queue, finisher: Finisher, seconds: float) -> int:
-    """Remove jobs older than this whose key has left key_source, but for ignored and running ones; return how many."""
+    """Remove older jobs whose key has left key_source, except ignored and running jobs; return how many."""
     jobs = queue.engine.jobs
     stale = _Removal(queue, finisher, "", jobs.find_orphans, also=queue.sql(jobs.created_before), age=seconds)
     return stale.run(("scheduled", "error", "cancelled", "success"), living=finisher.keys.sql.chosen)
 
 
 def _remove_runs(queue: Queue, finisher: Finisher) -> int:
-    """Remove the finished runs that are old and that no job needs any more; return how many."""
+    """Remove finished runs that are old and have no jobs any more; return how many."""
     engine, table = queue.engine, finisher.table_name
-    # Runs that nobody has seen end; one that waits for a finish_run that the table no longer has would wait for ever.
+    # First end the runs whose end nobody has noted. If the table no longer has a finish_run, nobody else would end
+    # them.
     queue.change(engine.runs.end_runs, table=table, finish=int(not has_hook(finisher.keys.table, "finish_run")))
     rows = queue.execute(engine.runs.find_expired_runs, table=table, retention=settings.retention).fetchall()
     runs = [run_id for (run_id,) in rows]
@@ -71,7 +72,7 @@ def _remove_runs(queue: Queue, finisher: Finisher) -> int:
 
 
 class _Removal:
-    """Finds jobs by one statement and removes them by key, after the table's `before_delete`."""
+    """Finds jobs by one statement and removes them by their hashes, after the table's `before_delete`."""
 
     def __init__(
         self, queue: Queue, finisher: Finisher, join: str, find: str, also: str = "", **parameters: Any
@@ -92,7 +93,7 @@ class _Removal:
         return removed
 
     def _agreed(self, hashes: list[str]) -> tuple[str, ...]:
-        """Those of the jobs that the table's own hook has seen and does not object to."""
+        """The jobs that may be removed: `before_delete` of the table was called for them, and did not fail."""
         table = self._finisher.keys.table
         if not has_hook(table, "before_delete"):
             return tuple(hashes)

@@ -42,17 +42,17 @@ DueTime = datetime.datetime | datetime.timedelta | None
 
 #: The scope of a scheduling that looks at all keys of the table.
 _ALL = ""
-#: How long the control table remembers a scheduling under restrictions.
+#: For how many seconds the control table remembers a scheduling under restrictions.
 _REMEMBERED = 3600
 #: The ids of runs are below this, so that JSON and floats hold them exactly.
 _RUN_IDS = 2**53
-#: What a line of text has none of: controls, ends of lines, and halves of characters.
+#: Categories of characters that a name must not have: controls, ends of lines, and halves of characters.
 _NO_TEXT = ("Cc", "Cs", "Zl", "Zp")
 
 
 @dataclass(frozen=True)
 class Scheduled:
-    """What a scheduling did; without a run if there was nothing to do and nobody named it."""
+    """What a scheduling did. There is no run if nothing was to do and the run has no name."""
 
     run_id: int | None = None
     count: int = 0
@@ -71,21 +71,21 @@ def schedule(
     take_along: bool = True,
     automatic: bool = False,
 ) -> Scheduled:
-    """Put every key that needs a job into the queue, as one run, unless that was done just now.
+    """Put every key that needs a job into the queue, as one run, unless that was done a moment ago.
 
     Parameters
     ----------
     take_along : bool
-        Whether the run also gets the jobs that events have put there and that nobody has begun. Defaults to True.
+        Whether jobs that events have put there, and that nobody has begun, become part of the run. Defaults to True.
     automatic : bool
         Whether it is an event that schedules. Defaults to False.
     """
     _due_parameter(due_time, keys.label)
     _check_name(name, keys.label)
-    # A scheduling of all keys makes one of some keys needless.
+    # After a scheduling of all keys, one of some keys is not needed.
     if interval and not force and keys.restricted and _is_scheduled(queue, keys.table.table_name, _ALL, interval):
         return Scheduled(rate_limited=True)
-    with _turn_to_schedule(queue, keys.table.table_name, _scope(keys, force), interval) as mine:
+    with _right_to_schedule(queue, keys.table.table_name, _scope(keys, force), interval) as mine:
         if not mine:
             return Scheduled(rate_limited=True)
         rehash_legacy_rows(queue, keys.table.table_name, keys)
@@ -112,7 +112,7 @@ def insert_new(queue: Queue, keys: Keys, status: str, priority: int, few: bool =
 def insert_few(queue: Queue, keys: Keys, priority: int) -> int:
     """Schedule a few keys for an event; return how many were new.
 
-    They are a run of their own only if that means something.
+    They become a run only if the table has hooks of runs.
     """
     if any(has_hook(keys.table, name) for name in ("prepare_run", "finish_run")):
         return _NewRun(queue, keys, "", None, few=True, automatic=True).fill(priority).count
@@ -120,7 +120,11 @@ def insert_few(queue: Queue, keys: Keys, priority: int) -> int:
 
 
 def _note_automatic(queue: Queue, keys: Keys) -> None:
-    """Afterwards: whoever takes the jobs along forgets the note first, so that none is overlooked for good."""
+    """Note that there may be automatic jobs.
+
+    This comes after the insert. Who takes such jobs into a run deletes the note before it looks for them. So no job is
+    overlooked for good.
+    """
     queue.change(queue.engine.control.note_automatic, table=keys.table.table_name)
 
 
@@ -132,7 +136,7 @@ def _insert_sql(queue: Queue, keys: Keys, due_time: DueTime, few: bool, careful:
 
 
 class _NewRun:
-    """A run in the making: it appears together with its jobs, or not at all."""
+    """A run that is being made. It appears together with its jobs, or not at all."""
 
     def __init__(
         self, queue: Queue, keys: Keys, name: str, due_time: DueTime, few: bool = False, automatic: bool = False
@@ -140,7 +144,7 @@ class _NewRun:
         self._queue, self._keys, self._name, self._due_time, self._few = queue, keys, name, due_time, few
         self._run_id = secrets.randbelow(_RUN_IDS - 1) + 1
         self._tried = False
-        # To be careful takes longer, and is hardly ever needed.
+        # A careful statement takes longer, and is hardly ever needed.
         self._careful = few
         self._parameters = {
             "table": keys.table.table_name,
@@ -164,7 +168,7 @@ class _NewRun:
     def _try(self, priority: int, force: bool, take_along: bool) -> int:
         queue = self._queue
         if self._tried:
-            # The commit may have got through, though the server's answer did not.
+            # The server may have committed, though its answer was lost.
             row = queue.execute(queue.engine.runs.total_of_run, run=self._run_id).fetchone()
             if row is not None:
                 return row[0]
@@ -190,7 +194,7 @@ class _NewRun:
         return count
 
     def _move_here(self, statuses: tuple[str, ...]) -> int:
-        """Put back jobs of these statuses; they leave the runs that they were in."""
+        """Put back jobs of these statuses into this run; return how many. They leave the runs that they were in."""
         queue, engine, chosen = self._queue, self._queue.engine, self._keys.sql.chosen
         parameters = {**self._parameters, "statuses": statuses}
         leaving = queue.db.execute(queue.sql(engine.runs.count_leaving, chosen=chosen), **parameters).fetchall()
@@ -200,7 +204,7 @@ class _NewRun:
         return queue.db.execute(sql, **parameters).rowcount
 
     def _take_along(self, priority: int) -> int:
-        """Let jobs that events have put there, and that nobody has begun, be part of this run; return how many."""
+        """Make jobs that events have put there, and that nobody has begun, part of this run; return how many."""
         queue, engine, join = self._queue, self._queue.engine, ""
         if not queue.execute(engine.control.may_be_automatic, **self._parameters).fetchone():
             return 0
@@ -224,7 +228,7 @@ class _NewRun:
         return count
 
     def _leave_runs(self, leaving: Mapping[int, int]) -> None:
-        """So many jobs leave each of these runs."""
+        """Tell runs how many jobs leave them."""
         queue, engine = self._queue, self._queue.engine
         for run_id, count in leaving.items():
             queue.execute(engine.runs.shrink_run, run=run_id, count=count)
@@ -242,17 +246,17 @@ class _NewRun:
 
 
 def put_back(queue: Queue, keys: Keys, statuses: tuple[str, ...]) -> int:
-    """Make jobs of these statuses `scheduled` again, keeping what they tell of earlier attempts."""
+    """Make jobs of these statuses `scheduled` again; return how many. What they tell of earlier attempts stays."""
     return _put_back(queue, keys, statuses, keys.sql.chosen)
 
 
 def put_back_unmade(queue: Queue, keys: Keys) -> int:
-    """Make jobs `scheduled` again that succeeded, but whose row has left the target."""
+    """Make jobs `scheduled` again that succeeded, and whose row has left the target; return how many."""
     return _put_back(queue, keys, ("success",), keys.sql.todo)
 
 
 def _put_back(queue: Queue, keys: Keys, statuses: tuple[str, ...], chosen: str) -> int:
-    """Their runs go on, and begin to if they were called off."""
+    """Put the chosen jobs back. Their runs go on, also those that were cancelled."""
     engine, parameters = queue.engine, {"table": keys.table.table_name, "statuses": statuses}
     reopen = queue.sql(engine.runs.reopen_runs, chosen=chosen)
     changes = queue.sql(engine.jobs.put_back, **_due(queue, None))
@@ -270,7 +274,7 @@ def _put_back(queue: Queue, keys: Keys, statuses: tuple[str, ...], chosen: str) 
 
 
 def set_status(queue: Queue, table_name: str, chosen: str, statuses: tuple[str, ...], status: str) -> int:
-    """Give the chosen jobs of these statuses another one."""
+    """Give another status to the chosen jobs of these statuses; return how many."""
     changes = queue.sql(queue.engine.jobs.set_status, status=status)
     change = queue.sql(queue.engine.jobs.change_chosen, changes=changes, chosen=chosen, also="")
     changed = queue.db.change(change, table=table_name, statuses=statuses)
@@ -280,7 +284,7 @@ def set_status(queue: Queue, table_name: str, chosen: str, statuses: tuple[str, 
 
 
 def _due(queue: Queue, due_time: DueTime) -> dict[str, str]:
-    """SQL of when a job is due, and of its turn then."""
+    """The SQL of when a job is due, and of its turn."""
     kind = "now" if due_time is None else "delay" if isinstance(due_time, datetime.timedelta) else "moment"
     return queue.engine.dialect.due(kind)
 
@@ -310,17 +314,17 @@ def _check_name(name: Any, label: str) -> None:
 
 
 def _scope(keys: Keys, force: bool) -> str:
-    """What a scheduling looks at. Only one that looked at the same makes another needless."""
+    """A name for what a scheduling looks at. The rate limit is for schedulings that look at the same."""
     if not keys.restricted and not force:
         return _ALL
-    # DataJoint numbers the aliases of its subqueries anew each time.
+    # DataJoint gives new numbers to its subqueries each time.
     what = re.sub(r"[`\"]\$\w+[`\"]", "", keys.sql.source) if keys.restricted else ""
     return hashlib.sha256(f"{force} {what}".encode()).hexdigest()[:32]
 
 
 @contextmanager
-def _turn_to_schedule(queue: Queue, table_name: str, scope: str, interval: float) -> Iterator[bool]:
-    """Yield whether it is our turn: nobody else is at it, and the last time is long enough ago."""
+def _right_to_schedule(queue: Queue, table_name: str, scope: str, interval: float) -> Iterator[bool]:
+    """Yield whether we may schedule: nobody else does it now, and the last scheduling is long enough ago."""
     engine = queue.engine
     parameters = {"table": table_name, "scope": scope, "worker": process_id()}
     if not _begin(queue, scope, parameters, interval):
@@ -329,7 +333,7 @@ def _turn_to_schedule(queue: Queue, table_name: str, scope: str, interval: float
     try:
         yield True
     except BaseException:
-        # A scheduling that failed was no scheduling: the next one need not wait, and a new scope is forgotten.
+        # A scheduling that failed does not count. The next one need not wait, and a new scope is forgotten.
         queue.change(engine.control.forget_scope, **parameters)
         queue.change(engine.control.abandon_scheduling, **parameters)
         raise
@@ -340,7 +344,7 @@ def _turn_to_schedule(queue: Queue, table_name: str, scope: str, interval: float
 
 def _begin(queue: Queue, scope: str, parameters: dict[str, Any], interval: float) -> bool:
     engine, table_name = queue.engine, parameters["table"]
-    # Looking first keeps the many that come too early from writing.
+    # Many come too early. They look first, so that they need not write.
     is_scheduled = _is_scheduled(queue, table_name, scope, interval)
     if is_scheduled is None:
         queue.change(engine.control.add_scope, table=table_name, scope=scope)

@@ -1,4 +1,4 @@
-"""A table's keys: from key_source to JSON inside the server, and back to what DataJoint would give."""
+"""The keys of a table: from key_source to JSON in the server, and back to the values that DataJoint would give."""
 
 from __future__ import annotations
 
@@ -41,14 +41,14 @@ def table_label(table: Any) -> str:
 
 
 def is_about_jobs(restriction: Any) -> bool:
-    """Whether a restriction is a query on `~jobs`, which chooses by the jobs that it holds."""
+    """Whether a restriction is a query on `~jobs`. It chooses keys by the jobs that it holds."""
     if hasattr(restriction, "own_hashes_sql"):
         return True
     return isinstance(restriction, QueryExpression) and {"table_name", "key_hash"} <= set(restriction.heading.names)
 
 
 def about_keys_of(restriction: Any, table: Any) -> Any:
-    """A restriction of a table's keys. The jobs of another table choose by their keys: none of them is this one's."""
+    """A restriction of the keys of a table. If it is about the jobs of another table, it chooses by their keys."""
     others = hasattr(restriction, "own_hashes_sql") and restriction.target.full_table_name != table.full_table_name
     return restriction.proj().make_subquery() if others else restriction
 
@@ -62,14 +62,14 @@ def _in_words(restriction: Any) -> str:
 
 
 def hashes_sql(jobs: Any, table: Any) -> str:
-    """The hashes of those jobs of a query on `~jobs` that are a table's own."""
+    """SQL that selects the hashes of those jobs of a query on `~jobs` that are of this table."""
     if hasattr(jobs, "own_hashes_sql"):
         return jobs.own_hashes_sql()
     return hashes_of_table(jobs.proj("table_name", "key_hash").make_sql(), table.table_name)
 
 
 class UnfitKey(dict[str, Any]):
-    """The key of a job that is none of its table's, as it is in the queue, and the reason."""
+    """A key in the queue that cannot be a key of its table, and the reason."""
 
     def __init__(self, values: Mapping[str, Any], reason: str) -> None:
         super().__init__(values)
@@ -123,7 +123,7 @@ class Keys:
 
     @contextmanager
     def understood(self) -> Iterator[None]:
-        """Name the table in what DataJoint says of its key_source or of a restriction."""
+        """Name the table in an error of DataJoint about its key_source or a restriction."""
         try:
             yield
         except DjJobsError:
@@ -160,10 +160,10 @@ class Keys:
         return KeyAttribute(name, quoted, self._kinds[name], type_, self.query.heading[name].type != type_)
 
     def columns_sql(self, queue: Any) -> list[str]:
-        """The attributes of the key of a job, out of its JSON, as the columns of the target would be."""
-        place = {"schema": self.target.database, "table": self.target.table_name}
+        """SQL of the attributes of a key, out of the JSON of its job. They compare as the columns of the target do."""
+        names = {"schema": self.target.database, "table": self.target.table_name}
         rows = queue.db.execute(
-            self.engine.tables.column_types, full_name=self.target.full_table_name, **place
+            self.engine.tables.column_types, full_name=self.target.full_table_name, **names
         ).fetchall()
         declared = {name: tuple(rest) for name, *rest in rows}
         if not declared:
@@ -180,9 +180,9 @@ class Keys:
     # -- back ---------------------------------------------------------------------------------------
 
     def decode(self, document: str | Mapping[str, Any]) -> dict[str, Any]:
-        """A job's key as DataJoint would have fetched it from key_source.
+        """The key of a job as DataJoint would fetch it from key_source.
 
-        A table of the same name that had other keys may have left jobs in the queue; theirs are unfit.
+        An older table of the same name may have left jobs with other keys in the queue. Their keys are unfit.
         """
         values = json.loads(document) if isinstance(document, str) else document
         try:
@@ -193,7 +193,7 @@ class Keys:
     def _decode(self, name: str, value: Any) -> Any:
         kind = self._kinds[name]
         if kind == "uuid":
-            # On PostgreSQL only the table that declares the attribute knows it to be one.
+            # On PostgreSQL only the table that declares the attribute knows that it is a uuid.
             return uuid.UUID(value)
         value = self.engine.dialect.to_driver(kind, value)
         return datajoint_api.decode(self.attributes[name], value, self.table.connection)
@@ -201,7 +201,7 @@ class Keys:
     # -- checks --------------------------------------------------------------------------------------
 
     def insist_on_fit(self, key: dict[str, Any]) -> None:
-        """Raise if a job's key is none of this table's."""
+        """Raise if a key cannot be a key of this table."""
         if isinstance(key, UnfitKey):
             raise DjJobsError(
                 f"The key {dict(key)} does not fit {self.label}, whose keys have {', '.join(self.attributes)} "

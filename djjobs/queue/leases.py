@@ -1,4 +1,4 @@
-"""Leases: a claim lives as long as its worker is heard of. What dead workers held goes back into the queue."""
+"""Leases: a claim is valid as long as its worker sends heartbeats. The jobs of dead workers go back into the queue."""
 
 from __future__ import annotations
 
@@ -37,13 +37,13 @@ class Registration:
     def __init__(self, queue: Queue, worker_id: str, tables: Sequence[str], slots: int) -> None:
         self._queue, self._worker_id, self._tables, self._slots = queue, worker_id, tuple(tables), slots
         self.state = "working"
-        self._calls = -1  # somebody may have called before there was a row to call in
+        self._calls = -1  # so that the first look is made in any case
 
     def beat(self) -> None:
-        """Show that the worker is alive; enter it if it is not there, or no longer."""
+        """Send a heartbeat. If the worker has no row, enter it."""
         queue, engine = self._queue, self._queue.engine
         parameters = {"worker": self._worker_id, "lease": settings.lease, "state": self.state}
-        if queue.execute(engine.workers.beat, **parameters).rowcount:
+        if queue.execute(engine.workers.heartbeat, **parameters).rowcount:
             return
         queue.execute(engine.workers.forget_workers, interval=_REMEMBERED)
         who = {name: value for name, value in queue.signature().items() if name != "connection_id"}
@@ -51,18 +51,18 @@ class Registration:
         queue.execute(engine.workers.enter_worker, **parameters, **who, **about)
 
     def leave(self) -> None:
-        """The worker has given back everything and goes."""
+        """Remove the row of a worker that has given back everything."""
         self._queue.execute(self._queue.engine.workers.leave, worker=self._worker_id)
 
     def is_called(self) -> bool:
-        """Whether somebody has left a request for this worker since it was asked last."""
+        """Whether somebody has asked this worker to look for requests since the last call."""
         row = self._queue.execute(self._queue.engine.workers.calls_for, worker=self._worker_id).fetchone()
         calls = row[0] if row else 0
         called, self._calls = calls != self._calls, calls
         return called
 
     def requests(self) -> list[tuple[str, int, str]]:
-        """The running jobs that somebody called off: hash, claim, and how."""
+        """The running jobs that somebody has cancelled: hash, claim, and how."""
         statement = self._queue.engine.workers.cancel_requests
         return list(self._queue.execute(statement, tables=self._tables, worker=self._worker_id).fetchall())
 
@@ -81,8 +81,8 @@ def recover(
 ) -> int:
     """Put the jobs of dead workers back into the queue; return how many.
 
-    A job that has lost its worker too often becomes an error instead; one whose result is there is done. For who has
-    been heard itself for as long as the lease: others had the time to be heard, too.
+    A job that has lost its worker too often becomes an error. A job whose result is there is done. Without `uptime`,
+    this is only for a caller that has sent heartbeats itself for a whole lease. Then others could send theirs, too.
 
     Parameters
     ----------
@@ -91,13 +91,13 @@ def recover(
     between : callable
         Called between two jobs. Defaults to nothing.
     join_chosen : str
-        SQL that keeps to some of the jobs. Defaults to all.
+        SQL that chooses some of the jobs. Defaults to all jobs.
     uptime : float
-        For how many seconds the server has been there, if that matters: who could not be heard before then has the
-        time of a lease from when it was missed. Defaults to None.
+        For how many seconds the server has been running. Workers that sent no heartbeat because the server was away
+        get a lease more, from the time that somebody noted them as missing. Defaults to None: it was there.
     """
     workers = queue.engine.workers
-    surely = "" if uptime is None else queue.sql(workers.was_surely_missed)
+    surely = "" if uptime is None else queue.sql(workers.surely_missing)
     find = queue.sql(workers.find_dead_claims, surely=surely, join_chosen=join_chosen)
     rows = queue.db.execute(find, tables=tuple(finishers), lease=settings.lease, uptime=uptime).fetchall()
     recovered = 0
@@ -120,18 +120,15 @@ def recover(
 
 
 def recover_once(queue: Queue, finishers: Mapping[str, Finisher], join_chosen: str = "") -> int:
-    """The same for who comes by once, and does not know whether the server was there all the time.
-
-    Where it was not, a worker that could not be heard has the time of a lease from when somebody misses it.
-    """
+    """The same for a caller that looks only once, and does not know whether the server was there all the time."""
     engine = queue.engine
-    # MySQL says it in whole seconds, which may be one too many.
+    # MySQL gives whole seconds, which may be one too many.
     uptime = float(queue.execute(engine.workers.uptime).fetchone()[1]) - 1
-    queue.execute(engine.workers.miss_workers, uptime=uptime)
+    queue.execute(engine.workers.note_missing, uptime=uptime)
     return recover(queue, finishers, join_chosen=join_chosen, uptime=uptime)
 
 
 def is_looked_after(queue: Queue, table_name: str) -> bool:
-    """Whether a worker is alive that recovers the jobs of this table."""
-    lists = [tables or [] for (tables,) in queue.execute(queue.engine.workers.tables_of_the_living).fetchall()]
+    """Whether there is a living worker that recovers the jobs of this table."""
+    lists = [tables or [] for (tables,) in queue.execute(queue.engine.workers.tables_of_living).fetchall()]
     return any(table_name in (json.loads(tables) if isinstance(tables, str) else tables) for tables in lists)

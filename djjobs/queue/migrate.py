@@ -1,4 +1,4 @@
-"""Migration: what DataJoint recorded in queues of its own comes into ours, in place where these were `~jobs`."""
+"""Migration: jobs of DataJoint's native queues come into ours. A `~jobs` of DataJoint 0.14 becomes our queue."""
 
 from __future__ import annotations
 
@@ -44,10 +44,9 @@ def copy_native_jobs(queue: Queue, tables: Mapping[str, Any]) -> int:
 
 
 def _upgrade(queue: Queue) -> int:
-    """Convert the rows and then, in one ALTER that either happens or not, the table.
+    """Convert the rows, and then the table, with one ALTER that either happens as a whole or not at all.
 
-    The table is locked meanwhile: a row that a legacy worker adds after the conversion would lose
-    its key.
+    The table is locked meanwhile. Otherwise a row that DataJoint 0.14 adds after the conversion would lose its key.
     """
     if version_of(queue.jobs) == "earlier":
         return _add_columns(queue)
@@ -77,13 +76,13 @@ def _add_columns(queue: Queue) -> int:
     for name, column in columns.items():
         if name not in present:
             queue.db.execute(queue.sql(queue.engine.tables.add_column, column=column))
-    # At last: the comment says that all is there.
+    # This comes last: the comment says that all columns are there.
     queue.db.execute(queue.sql(queue.engine.tables.set_comment, comment=VERSION_MARK))
     return count
 
 
 def _as_json(packed: bytes | None) -> str | None:
-    """A legacy key as JSON; one that cannot be unpacked is kept as it is, in hexadecimal."""
+    """A key of DataJoint 0.14 as JSON. If it cannot be unpacked, its bytes are kept in hexadecimal."""
     if packed is None:
         return None
     try:

@@ -1,7 +1,7 @@
-"""What DataJoint itself recorded about a table before it had this queue becomes ours.
+"""Jobs of DataJoint's native queue come into ours.
 
-DataJoint 2 keeps a queue `~~name` for each table; these are copied and left as they are. DataJoint 0.14 kept the
-jobs of all tables in `~jobs`; once that is migrated, they need only another hash.
+DataJoint 2 keeps a queue `~~name` for each table. Its jobs are copied, and it stays as it is. DataJoint 0.14 kept the
+jobs of all tables in `~jobs`. After the migration of that table, they only need another hash.
 """
 
 from __future__ import annotations
@@ -18,42 +18,43 @@ __all__ = ["bring_native_jobs", "bring_native_jobs_once", "in_words", "rehash_le
 
 logger = logging.getLogger("djjobs")
 
-#: DataJoint's statuses and ours. A reserved job is left to the worker that has it.
+#: DataJoint's statuses and ours. Reserved jobs are not copied: a worker has them.
 _STATUSES = {"ignore": "ignore", "error": "error", "pending": "scheduled", "success": "success"}
 _WORDS = {"ignore": "ignored", "error": "failed", "scheduled": "scheduled", "success": "finished"}
-#: Which of them count only with or without a result. What was made since is neither to be done nor an error.
+#: Which of them are copied only if the key is in the target, or only if it is not. A key that was made since then is
+#: neither to be done nor an error.
 _ONLY_IF = {"error": "unless_made", "pending": "unless_made", "success": "if_made"}
 
 
 def bring_native_jobs_once(queue: Queue, table: Any) -> None:
-    """At the first use of a table's queue: take over what DataJoint recorded about it, and say so."""
+    """At the first use of a table's queue: copy its jobs from DataJoint's native queue, and say so."""
     if table.table_name in queue.taken_over:
         return
     if not queue.ask(queue.engine.native.was_taken_over, table=table.table_name):
         keys = Keys(table, (), queue.engine)
-        # Whoever comes second waits for the end: it would else schedule what is to be ignored.
+        # Who comes second waits for the end. Otherwise it would schedule keys that are to be ignored.
         with queue.db.locked(f"djjobs {queue.database}"):
             was_taken_over = queue.ask(queue.engine.native.was_taken_over, table=table.table_name)
             counts = {} if was_taken_over else take_over(queue, table.table_name, keys)
         if counts:
             logger.warning("%s: %s of DataJoint's own queue were brought along", keys.label, in_words(counts))
-    # Only now: what has failed is tried again the next time.
+    # This comes last. If something has failed, the next use tries it again.
     queue.taken_over.add(table.table_name)
 
 
 def take_over(queue: Queue, table_name: str, keys: Keys | None = None) -> dict[str, int]:
-    """Make what DataJoint recorded about a table ours; return how many jobs of its own queue came, by status."""
+    """Bring the jobs of a table from DataJoint's native queue into ours; return how many were copied, by status."""
     rehash_legacy_rows(queue, table_name, keys)
     counts = bring_native_jobs(queue, table_name, keys)
-    # At last, since nobody looks any more once this is there: what a person removes does not come back by itself.
+    # This comes last: it says that all is there. From then on nobody copies jobs again that a person has removed.
     queue.change(queue.engine.control.add_scope, table=table_name, scope="")
     return counts
 
 
 def rehash_legacy_rows(queue: Queue, table_name: str, keys: Keys | None = None) -> None:
-    """Let the errors and ignored keys that DataJoint 0.14 itself has recorded of a table be heeded.
+    """Give our hash to the errors and ignored keys that DataJoint 0.14 itself has recorded of a table.
 
-    A native worker that was overtaken by another has left an error for a key whose result is there; that goes, if the
+    DataJoint 0.14 may have recorded an error for a key that another worker has made. Such errors are removed, if the
     keys of the table are known.
     """
     engine = queue.engine
@@ -68,7 +69,7 @@ def rehash_legacy_rows(queue: Queue, table_name: str, keys: Keys | None = None) 
 
 
 def bring_native_jobs(queue: Queue, table_name: str, keys: Keys | None = None) -> dict[str, int]:
-    """Copy the jobs of DataJoint 2's own queue of a table whose keys are not in ours yet.
+    """Copy the jobs of DataJoint 2's native queue of a table whose keys are not in our queue yet.
 
     Parameters
     ----------
@@ -77,12 +78,12 @@ def bring_native_jobs(queue: Queue, table_name: str, keys: Keys | None = None) -
     table_name : str
         The table, by its name in the database.
     keys : Keys
-        Keys of the table: jobs whose key has other attributes are left. Defaults to None, not known.
+        The keys of the table. Jobs whose keys have other attributes are not copied. Defaults to None: not known.
 
     Returns
     -------
     dict
-        How many came, by the status they have here.
+        How many were copied, by their status in our queue.
     """
     found = datajoint_api.native_queue(queue.db.connection, queue.database, table_name)
     if found is None:
@@ -109,21 +110,21 @@ def in_words(counts: dict[str, int]) -> str:
 
 
 class _Source:
-    """DataJoint's own queue of a table, seen as SQL."""
+    """DataJoint's native queue of a table."""
 
     def __init__(self, queue: Queue, target: Any, native: Any) -> None:
         self._queue, self._target, self._native = queue, target, native
         self.names: list[str] = native.primary_key
 
     def fits(self, keys: Keys | None) -> bool:
-        """Whether its keys are those of the table. It may have been declared anew, or have a key_source of its own."""
+        """Whether its keys are those of the table. The table may have been declared again with other keys."""
         ours, theirs = self._target.heading, self._native.heading
         wanted = set(ours.primary_key) & set(self.names) if keys is None else set(keys.attributes)
         return wanted == set(self.names) and all(ours[name].type == theirs[name].type for name in wanted)
 
     def copy(self, table_name: str) -> dict[str, int]:
         counts = {}
-        # One statement for each status: the count of its rows says what came.
+        # One statement for each status, so that the number of its rows is the number of copied jobs.
         with self._queue.db.transaction():
             for theirs, ours in _STATUSES.items():
                 parameters = {"table": table_name, "status": theirs, "ours": ours}
@@ -144,7 +145,7 @@ class _Source:
 
     @property
     def _keys(self) -> KeySQL:
-        """The SQL about its keys, as `Keys` would have it."""
+        """The SQL about its keys, the same as that of `Keys`."""
         target, dialect = self._target, self._queue.engine.dialect
         attributes = [self._attribute(target.heading[name]) for name in self.names]
         return KeySQL(dialect, attributes, self._native.full_table_name, target.full_table_name)

@@ -42,14 +42,14 @@ STATUSES = ("scheduled", "reserved", "error", "ignore", "success", "cancelled")
 ERROR_MESSAGE_LENGTH = 2047
 RUN_NAME_LENGTH = 255
 RESTRICTION_LENGTH = 1000
-#: Opens the comment of `~jobs` once all of it is there; a later version will know ours by this.
+#: The comment of `~jobs` once all of it is there. A later version will know by it which version made the table.
 VERSION_MARK = "djjobs queue, version 2"
-#: Earlier versions, which `djjobs migrate` brings up to date: version 1 had no `automatic`.
+#: The comments of earlier versions. `djjobs migrate` brings them up to date. Version 1 had no `automatic`.
 EARLIER_MARKS = ("djjobs queue, version 1",)
-#: Opens it until then.
+#: The comment of `~jobs` before that.
 UNFINISHED_MARK = "djjobs queue, unfinished"
 
-#: The columns by which jobs are found; never in a language.
+#: The columns by which jobs are found. They hold plain words only.
 ASCII_COLUMNS = ("table_name", "key_hash", "worker_id")
 #: The columns that hold JSON.
 JSON_COLUMNS = ("key", "run_metadata", "attempts", "progress")
@@ -74,8 +74,8 @@ def job_definition() -> str:
     run_duration=null : {real}  # seconds that the last attempt took
     run_metadata=null : {json}  # versions and machine of the last attempt
     priority=5 : {small}  # lower is more urgent
-    turn=null : {big}  # place in line by priority; null while waiting for the due time
-    job_group="" : varchar(255)  # jobs of different groups take turns
+    turn=null : {big}  # jobs are claimed by this number, the lowest first; null before the due time
+    job_group="" : varchar(255)  # the group that the job belongs to
     due_time=CURRENT_TIMESTAMP(6) : datetime(6)  # not before this time; also the order of scheduling
     created_time=null : datetime(6)  # when the job was scheduled
     attempt=0 : {whole}  # how many attempts were used up
@@ -96,7 +96,7 @@ def job_definition() -> str:
 
 
 def job_columns(connection: Any, engine: Engine) -> dict[str, str]:
-    """The columns of `~jobs` as SQL declares them, texts with the character set that they are to have."""
+    """The columns of `~jobs` as SQL declares them. Texts have the character set that they should have."""
     declarations = datajoint_api.column_sql(job_definition(), connection)
     return dict(engine.tables.column(declaration, ASCII_COLUMNS) for declaration in declarations)
 
@@ -122,7 +122,7 @@ class QueueTable(Table):
 
     @property
     def _legible(self) -> Any:
-        """The same rows with JSON as text; DataJoint would show no more of a job's key than that it is JSON."""
+        """The same rows with JSON as text. Otherwise DataJoint would show only the word "json"."""
         view = self.proj(...)
         for name, attribute in view.heading.attributes.items():
             if attribute.json:
@@ -144,7 +144,7 @@ class Jobs(QueueTable):
     _name = "~jobs"
 
     def restrict(self, restriction: Any, **options: Any) -> Any:
-        """As on every DataJoint query, but a dict with attributes that are not there is an error, not "all"."""
+        """As on every DataJoint query. But a dict with an unknown attribute is an error, and does not choose all."""
         in_all(restriction, lambda condition: self._insist_on_known(_names_in(condition)))
         return super().restrict(restriction, **options)
 
@@ -166,12 +166,12 @@ class Jobs(QueueTable):
         return f"the schema {self.database} (Table.jobs has the attributes of a table's key)"
 
     def delete_quick(self, get_count: bool = False) -> int | None:
-        """Delete these jobs. A running one is taken from its worker, which then commits nothing."""
+        """Delete these jobs. The worker of a running job then commits nothing."""
         running = len(self.reserved)
         count = super().delete_quick(get_count=True)
         control = JobControl(self.connection, self.database)
         if count and control.is_declared:
-            # Their keys may be scheduled again at once.
+            # Let their keys be scheduled again at once.
             engine = engine_for(datajoint_api.backend(self.connection))
             self.connection.query(engine.render(engine.control.forget_all_schedulings, control=control.full_table_name))
         if running:
@@ -212,7 +212,7 @@ class Jobs(QueueTable):
 
     @property
     def cancelled(self) -> Jobs:
-        """Jobs that were called off."""
+        """Jobs that were cancelled."""
         return self._with_status("cancelled")
 
 
@@ -309,7 +309,7 @@ class Runs(QueueTable):
         created=null : datetime(6)
         due_time=null : datetime(6)  # its jobs are not run before
         total=0 : {whole}  # how many jobs it put into the queue
-        cancel_time=null : datetime(6)  # when it was called off
+        cancel_time=null : datetime(6)  # when it was cancelled
         retry_time=null : datetime(6)  # when jobs of it were put back by hand
         ended_time=null : datetime(6)  # when it was seen to be over
         details=null : {json}  # what prepare_run returned

@@ -1,4 +1,4 @@
-"""All SQL of djjobs: shared statements by what they are about, the rest side by side in `mysql` and `postgresql`."""
+"""All SQL of djjobs: the statements in groups by what they are about, and one module for what each engine has."""
 
 from __future__ import annotations
 
@@ -12,5 +12,5 @@ _ENGINES: dict[str, Engine] = {"mysql": MySQL(), "postgresql": PostgreSQL()}
 
 
 def engine_for(backend: str) -> Engine:
-    """The engine of a DataJoint backend; MariaDB speaks as MySQL does."""
+    """The engine of a DataJoint backend. MariaDB uses the one of MySQL."""
     return _ENGINES[backend]

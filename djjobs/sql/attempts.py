@@ -4,16 +4,16 @@ from __future__ import annotations
 
 
 class AttemptStatements:
-    """What a worker says of the jobs it has claimed.
+    """What a worker does to the jobs that it has claimed.
 
-    Each is guarded by the token of the claim, so that a claim that was taken away changes nothing.
+    The token of the claim guards each statement: if the claim was taken away, nothing changes.
     """
 
     _mine = """
         WHERE table_name = %(table)s AND key_hash = %(key_hash)s AND status = 'reserved'
           AND worker_id = %(worker)s AND claim = %(claim)s"""
 
-    #: A job that somebody called off is not completed.
+    #: A job that somebody has cancelled is not completed.
     _mine_and_wanted = _mine + " AND cancel_request = ''"
 
     complete = "DELETE FROM {jobs}" + _mine_and_wanted
@@ -27,9 +27,10 @@ class AttemptStatements:
 
     claimed_key = "SELECT {key}, attempt, priority FROM {jobs}" + _mine
 
-    #: What there is to know of a claimed job before its attempt ends; locked until then.
+    #: What must be known of a claimed job before its attempt ends. The row stays locked until then.
     look_at_claim = "SELECT attempt, attempts, cancel_request, {now} FROM {jobs}" + _mine + " FOR UPDATE"
-    #: The same of a dead worker's job. A worker that is only asleep may hold its lock, on the way to a commit.
+    #: The same for the job of a dead worker. If the worker is only asleep, it may hold the lock of the row, on the way
+    #: to a commit. Then the job is left alone.
     look_at_dead_claim = look_at_claim + " SKIP LOCKED"
 
     _attempt_ended = """
@@ -39,7 +40,7 @@ class AttemptStatements:
 
     fail = _attempt_ended + "status = 'error'" + _mine
 
-    #: A job waits out its time with no turn; without a wait it is the next in line.
+    #: A job that has to wait gets no turn. A job without a wait gets a turn before all new jobs.
     try_again = (
         _attempt_ended
         + """status = 'scheduled', worker_id = NULL, due_time = {now} + {seconds[wait]},
@@ -53,12 +54,12 @@ class AttemptStatements:
         + _mine
     )
 
-    #: Give claimed jobs back unharmed; they keep their place in line.
+    #: Give claimed jobs back as they were. They keep their turn.
     _given_back = """
         UPDATE {jobs} SET status = 'scheduled', worker_id = NULL, timestamp = {now}, progress = NULL
         WHERE cancel_request = '' AND """
-    #: Those that were called off meanwhile do not go back.
-    _called_off = """
+    #: Jobs that were cancelled meanwhile do not go back.
+    _cancelled = """
         UPDATE {jobs} SET status = 'cancelled', timestamp = {now}, progress = NULL, cancel_request = ''
         WHERE cancel_request <> '' AND """
     _these = """table_name = %(table)s AND key_hash IN %(hashes)s AND status = 'reserved'
@@ -66,12 +67,12 @@ class AttemptStatements:
     _of_slot = "status = 'reserved' AND worker_id = %(worker)s AND claim BETWEEN %(first)s AND %(last)s"
     _these_of_slot = "table_name = %(table)s AND key_hash IN %(hashes)s AND " + _of_slot
 
-    release = _given_back + _these, _called_off + _these
-    #: What a slot has claimed, but for the job that it was working on. Not locked: on the way there the statement
-    #: would wait for claims of others, which somebody who is suspended may keep locked.
+    release = _given_back + _these, _cancelled + _these
+    #: What a slot has claimed, except the job that it was working on. Nothing is locked: a statement that locks would
+    #: also wait for the claims of others, and a suspended process may keep these locked for long.
     find_claims_of_slot = (
         "SELECT table_name, key_hash FROM {jobs} WHERE table_name IN %(tables)s AND key_hash <> %(but)s AND " + _of_slot
     )
-    release_slot = _given_back + _these_of_slot, _called_off + _these_of_slot
+    release_slot = _given_back + _these_of_slot, _cancelled + _these_of_slot
 
     save_progress = "UPDATE {jobs} SET progress = %(progress)s" + _mine

@@ -1,10 +1,13 @@
-"""The statements of users who do a worker's work themselves."""
+"""The statements for people who reserve and complete jobs themselves."""
 
 from __future__ import annotations
 
 
 class ByHandStatements:
-    """What a user does to single jobs. A job that is reserved so has no worker; one that a worker has is left to it."""
+    """What people do to single jobs.
+
+    A job that somebody reserves by hand has no worker. A job that a worker has reserved is left alone.
+    """
 
     _by_hand = "WHERE table_name = %(table)s AND key_hash = %(key_hash)s AND "
     _no_workers = "(status <> 'reserved' OR worker_id IS NULL)"

@@ -6,9 +6,9 @@ from __future__ import annotations
 class ClaimStatements:
     """How the next jobs are found, locked and reserved."""
 
-    #: As `{direction}`, by the order that is asked for. (Jobs that a claim at random has not met go in order.)
+    #: What `{direction}` is for each order. A claim at random takes the jobs that it has not met in order.
     direction = {"original": "ASC", "reverse": "DESC", "random": "ASC"}
-    #: As `{order}`.
+    #: What `{order}` is for each order.
     order = {
         "original": "job.due_time ASC",
         "reverse": "job.due_time DESC",
@@ -17,14 +17,14 @@ class ClaimStatements:
 
     @staticmethod
     def only(automatic: bool, priority: bool = False, alias: str = "") -> str:
-        """As `{only}` and `{asked_for}`: which jobs may be claimed.
+        """Which jobs may be claimed, for `{only}` and `{asked_for}`.
 
         Parameters
         ----------
         automatic : bool
-            Whether also jobs that only an event has put there.
+            Whether jobs count that only an event has put into the queue.
         priority : bool
-            Whether no job that is less urgent than the parameter `priority`. Defaults to False.
+            Whether jobs that are less urgent than the parameter `priority` do not count. Defaults to False.
         alias : str
             The alias of the jobs. Defaults to none.
         """
@@ -34,7 +34,7 @@ class ClaimStatements:
         asked_for = f"AND {job}automatic = 0"
         return " ".join([urgent] * priority + [asked_for] * (not automatic))
 
-    #: The first turn after `floor` that has jobs, and whether the first waiting job has become due.
+    #: The lowest turn above `floor` that a job has, and whether the first job without a turn has become due.
     next_turn = """
         SELECT (SELECT MIN(turn) FROM {jobs}
                 WHERE table_name = %(table)s AND status = 'scheduled' AND turn > %(floor)s {only}),
@@ -47,19 +47,20 @@ class ClaimStatements:
         WHERE table_name = %(table)s AND status = 'scheduled' AND turn IS NULL AND due_time <= {now}
         ORDER BY {due_first} LIMIT %(count)s FOR UPDATE SKIP LOCKED"""
 
-    #: Put jobs that have become due into line; a retry goes before all new work.
-    line_up = """
+    #: Give a turn to jobs that have become due. A retry gets a turn before all new jobs.
+    give_turns = """
         UPDATE {jobs} SET turn = priority - CASE WHEN attempt > 0 THEN 1000 ELSE 0 END
         WHERE table_name = %(table)s AND key_hash IN %(hashes)s AND status = 'scheduled'"""
 
-    #: Lock the first jobs of a turn in the order of the index; no sort, so only these are locked.
+    #: Lock the first jobs of a turn. They come in the order of the index, so nothing is sorted and no other row is
+    #: locked.
     pick_in_order = """
         SELECT key_hash, {key}, attempt, priority, {seconds_since[due_time]}, run_id FROM {jobs} {use_order_index}
         WHERE table_name = %(table)s AND status = 'scheduled' AND turn = %(turn)s {asked_for}
         ORDER BY due_time {direction} LIMIT %(count)s FOR UPDATE SKIP LOCKED"""
 
-    #: Jobs of a turn among the next few rows from a random place on: hashes are uniform, so no job is favoured. It
-    #: looks at `window` rows at most, since the rest of the table may be of other turns or long done.
+    #: Jobs of a turn among the next rows after a random hash. Hashes are uniform, so every job has the same chance.
+    #: At most `window` rows are looked at: the others may have other turns, or may be done.
     find_near = """
         SELECT near.key_hash
         FROM (SELECT key_hash, status, turn, automatic FROM {jobs} {use_primary}
@@ -72,7 +73,7 @@ class ClaimStatements:
         WHERE table_name = %(table)s AND key_hash IN %(hashes)s AND status = 'scheduled' AND turn IS NOT NULL
         LIMIT %(count)s FOR UPDATE SKIP LOCKED"""
 
-    #: A page of the scheduled jobs that a restriction chooses; not locked, so sorting does no harm.
+    #: Some of the scheduled jobs that a restriction chooses. They are not locked, so sorting them does no harm.
     find_chosen = """
         SELECT job.key_hash FROM {jobs} AS job JOIN ({chosen}) AS chosen ON chosen.key_hash = job.key_hash
         WHERE job.table_name = %(table)s AND job.status = 'scheduled' AND job.turn IS NOT NULL {only}
@@ -82,7 +83,7 @@ class ClaimStatements:
         UPDATE {jobs} SET status = 'reserved', worker_id = %(worker)s, claim = %(claim)s, {user} = %(user)s,
                host = %(host)s, pid = %(pid)s, connection_id = %(connection_id)s, timestamp = {now}{versioned}
         WHERE table_name = %(table)s AND key_hash IN %(hashes)s AND status = 'scheduled'"""
-    #: As `{versioned}`, where the version of the code is to be seen while it runs.
+    #: As `{versioned}`, if the version of the code is known: everybody can see it while the job runs.
     with_version = ", run_metadata = %(metadata)s"
 
     release_claim = """

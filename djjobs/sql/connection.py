@@ -1,4 +1,4 @@
-"""What an engine's connections are told, and what their errors mean."""
+"""What a connection is told, and what errors of the server mean."""
 
 from __future__ import annotations
 
@@ -7,24 +7,24 @@ from typing import ClassVar
 
 
 class ConnectionStatements(ABC):
-    """What is said to a server about the connection itself."""
+    """The statements about the connection itself."""
 
-    #: Begins a transaction whose locking reads lock only the rows they return.
+    #: These begin a transaction. Its locking reads lock only the rows that they return.
     begin: ClassVar[tuple[str, ...]]
     commit = "COMMIT"
     roll_back = "ROLLBACK"
     own_connection_id: ClassVar[str]
     #: As whom the connection acts, as DataJoint records it.
     own_user: ClassVar[str]
-    #: From now on no statement of this connection waits for a lock for longer than a second.
+    #: After this, no statement of the connection waits longer than a second for a lock.
     wait_little: ClassVar[str]
-    #: Whether the driver keeps signals waiting while it waits for the server.
+    #: Whether a signal has no effect while the driver waits for the server.
     defers_signals: ClassVar[bool] = False
     server_time = "SELECT {now}"
 
     @abstractmethod
     def lock(self, name: str) -> tuple[str, str]:
-        """Statements that take and give back a lock by name, for the moments a table is declared."""
+        """Two statements: one takes a lock by name, one gives it back. It is for declaring tables."""
 
 
 class Errors(ABC):
@@ -32,11 +32,11 @@ class Errors(ABC):
 
     @abstractmethod
     def is_transient(self, error: BaseException) -> bool:
-        """Whether the same transaction may well succeed when tried again."""
+        """Whether the same transaction may succeed if it is tried again."""
 
     @abstractmethod
     def is_lost(self, error: BaseException) -> bool:
-        """Whether the connection is gone, so that only a new one will do."""
+        """Whether the connection is gone, so that a new one is needed."""
 
     @abstractmethod
     def diagnose(self, error: BaseException) -> str | None:

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 
 class ControlStatements:
-    """What can be done to the rows of the control table: one for each scope of a table that is scheduled."""
+    """What can be done to the rows of `~jobs_control`.
 
-    #: Take the right to schedule this scope of a table; the row count says who got it.
+    Each scheduled table has one row for each scope: all of its keys, or the keys under some restrictions.
+    """
+
+    #: Take the right to schedule this scope of a table. Who changed the row has the right.
     begin_scheduling = """
         UPDATE {control} SET scheduling_until = {now} + {seconds[mark]}, scheduling_by = %(worker)s
         WHERE table_name = %(table)s AND scope = %(scope)s
@@ -29,7 +32,7 @@ class ControlStatements:
     add_scope = """
         INSERT INTO {control} (table_name, scope) VALUES (%(table)s, %(scope)s) {or_skip[table_name]}"""
 
-    #: Whether a scheduling of this scope runs now or is younger than the interval; no row if it is unknown.
+    #: Whether a scheduling of this scope runs now, or ended less than an interval ago. No row if there never was one.
     is_scheduled = """
         SELECT COALESCE(scheduling_until > {now}, FALSE)
                OR COALESCE(last_scheduled > {now} - {seconds[interval]}, FALSE)
@@ -43,11 +46,12 @@ class ControlStatements:
         WHERE table_name = %(table)s AND scope <> '' AND last_scheduled < {now} - {seconds[interval]}
           AND scheduling_until IS NULL"""
 
-    #: The next scheduling of a table, or of all tables, need not wait for the interval to pass.
+    #: Let the next scheduling of a table, or of all tables, begin at once, without waiting for the interval.
     forget_scheduling = "UPDATE {control} SET last_scheduled = NULL WHERE table_name = %(table)s"
     forget_all_schedulings = "UPDATE {control} SET last_scheduled = NULL"
 
-    #: A row of the control table says whether there may be such jobs: to look for them takes as long as they are many.
+    #: A row with this scope says that there may be jobs that only an event has put there. To search the queue for such
+    #: jobs would take longer, the more jobs there are.
     may_be_automatic = "SELECT 1 FROM {control} WHERE table_name = %(table)s AND scope = 'automatic'"
     note_automatic = """
         INSERT INTO {control} (table_name, scope) VALUES (%(table)s, 'automatic') {or_skip[table_name]}"""

@@ -1,4 +1,4 @@
-"""What an engine says in its own way: times, JSON, hashes, values."""
+"""How an engine writes times, JSON, hashes and values."""
 
 from __future__ import annotations
 
@@ -10,26 +10,26 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
-#: Texts that every server and DataJoint itself read as they are written, and dates and times to the second.
+#: Texts that every server and DataJoint read as they are written; dates; times to the second.
 _PLAIN = re.compile(r"(?!\s)[^'\"`\\%\x00-\x1f]*(?<!\s)")
 _DATE = re.compile(r"\d{4}-\d\d-\d\d")
 _DATETIME = re.compile(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d")
 
 
 class Dialect(ABC):
-    """The expressions of an engine, for statements to be put together from."""
+    """The expressions of an engine. Statements are made of them."""
 
     now: ClassVar[str]
     key: ClassVar[str]
     user: ClassVar[str]
-    #: What statements say so that the engine's optimizer does as it should.
+    #: What statements say so that the server chooses a good plan.
     hints: ClassVar[Mapping[str, str]] = {
-        # Ends a subquery whose expressions are not to be moved out of it.
+        # At the end of a subquery: its expressions are computed inside, and so only once.
         "computed_once": f"LIMIT {2**63 - 1}",
-        # The order of waiting jobs, said so that the engine finds it in the index.
+        # The order of jobs without a turn, in words by which the server finds it in the index.
         "due_first": "due_time",
-        # Follows the INSERT of a scheduling.
-        "hint": "",
+        # After the INSERT of a scheduling.
+        "join_memory": "",
         "use_order_index": "",
         "use_primary": "",
     }
@@ -55,14 +55,14 @@ class Dialect(ABC):
         """A UTC time given as a parameter."""
 
     def due(self, due_time: str) -> dict[str, str]:
-        """When a job is due, as `{due}` of a statement, and its turn then: none as long as it is not due.
+        """When jobs are due, for `{due}` of a statement, and their turn. A job that is not due yet has no turn.
 
-        `{turn}` is by the priority that is given, `{own_turn}` by the one that the job has.
+        `{turn}` comes from the parameter `priority`, `{own_turn}` from the priority that the job has.
 
         Parameters
         ----------
         due_time : str
-            What the parameter of that name is: "now" if it is not used, "delay" in seconds, or a "moment".
+            "now"; "delay" if the parameter `due_time` is a number of seconds; "moment" if it is a time.
         """
         if due_time == "now":
             return {"due": self.now, "turn": "%(priority)s", "own_turn": "priority"}
@@ -85,11 +85,11 @@ class Dialect(ABC):
 
     @abstractmethod
     def json_as_text(self, column: str) -> str:
-        """The text of a JSON column, which the driver might else have read already."""
+        """A JSON column as text. Otherwise the driver may decode it."""
 
     @abstractmethod
     def in_type(self, column: str, kind: str, type_: str) -> str:
-        """A column converted to this type of the heading, so that its JSON is that of the type."""
+        """A column converted to this type of the heading. Its JSON is then that of the type."""
 
     @abstractmethod
     def hash(self, json: str) -> str:
@@ -109,22 +109,22 @@ class Dialect(ABC):
 
     @abstractmethod
     def local_time(self, utc: str) -> str:
-        """A UTC time in the time zone of the session, which the times of DataJoint's own tables are in."""
+        """A UTC time in the time zone of the session. DataJoint's own tables have times in that zone."""
 
     @abstractmethod
     def utc_time(self, local: str) -> str:
-        """The other way round."""
+        """A time in the time zone of the session as UTC."""
 
     @abstractmethod
     def json_member(self, json: str, name: str) -> str:
-        """The text of a member of a JSON column; NULL if there is none."""
+        """A member of a JSON column as text; NULL if there is none."""
 
     def version_json(self, column: str) -> str:
-        """What `run_metadata` says of an attempt of which only the version is known, in a column."""
+        """The JSON of an attempt of which only the version is known, which is in a column."""
         return self.json(self.json_text({"version": (column, "text")}))
 
     def shown_columns(self) -> dict[str, str]:
-        """The columns of DataJoint 2's job tables that `~jobs` has otherwise, as SQL."""
+        """The columns of DataJoint 2's job tables that `~jobs` does not have, as SQL."""
         began = f"timestamp - {self.seconds('run_duration')}"
         return {
             "created_time": self.local_time("created_time"),

@@ -1,4 +1,4 @@
-"""A database engine: what it says in its own way, and the statements about each table.
+"""A database engine: its dialect, and the statements in groups by what they are about.
 
 A statement is a template: `{jobs}`, `{control}`, `{workers}` and `{runs}` are the queue's tables, `{now}` the server's
 UTC time, `{key}` and `{user}` columns whose names need quotes; `%(...)s` are parameters. `{seconds[lease]}` is an
@@ -28,7 +28,7 @@ from .workers import WorkerStatements
 
 
 class Engine:
-    """One database engine. It gives what it says in its own way; the rest is the same for all."""
+    """One database engine. What it has in its own way is in its subclass, the rest is the same for all."""
 
     dialect: ClassVar[Dialect]
     connection: ClassVar[ConnectionStatements]
@@ -56,7 +56,7 @@ class Engine:
 
     @cached_property
     def _words(self) -> dict[str, Any]:
-        """What templates can say that the engine says in its own way."""
+        """The words of a template that each engine writes in its own way."""
         dialect = self.dialect
         return {
             "now": dialect.now,

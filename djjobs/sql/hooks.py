@@ -6,17 +6,17 @@ from .runs import NONE_OPEN, NOT_AMONG_OPEN
 
 
 class HookStatements:
-    """Marks in the rows of `~runs`.
+    """Marks in the rows of `~runs`. A mark says who calls a hook.
 
-    A mark says who calls a hook. It is taken with the run's row locked by a statement of its own: the next one then
-    sees everything that whoever had the lock before has done, whatever the engine makes of a wait within one.
+    Before a mark is taken, a statement of its own locks the row of the run. The statement after it then sees all that
+    the former owner of the lock has done, on every engine.
     """
 
     lock_preparing = """
         SELECT prepared_time, prepare_worker, prepare_claim, prepare_job FROM {runs}
         WHERE run_id = %(run)s FOR UPDATE"""
 
-    #: The mark to prepare a run lives as long as the job in whose name it was set is reserved by that claim.
+    #: The mark to prepare a run was set in the name of a job. It is valid as long as that claim has the job reserved.
     take_preparing = """
         UPDATE {runs} AS run SET prepare_worker = %(worker)s, prepare_claim = %(claim)s, prepare_job = %(key_hash)s
         WHERE run.run_id = %(run)s AND run.prepared_time IS NULL
@@ -30,7 +30,8 @@ class HookStatements:
         WHERE run_id = %(run)s AND prepared_time IS NULL AND prepare_worker = %(worker)s
           AND prepare_claim = %(claim)s AND prepare_job = %(key_hash)s"""
 
-    #: Nobody has taken note of its end; the mark to finish a run lives as long as its worker is heard of.
+    #: The run is not marked as ended, and nobody finishes it now. The mark to finish a run is valid as long as its
+    #: worker sends heartbeats.
     _left_alone = """run.ended_time IS NULL
           AND (run.finish = 0
                OR COALESCE((SELECT worker.last_heartbeat < {now} - {seconds_in[worker.lease]} FROM {workers} AS worker
@@ -74,7 +75,7 @@ class HookStatements:
     )
     give_back_finishing = f"UPDATE {{runs}} SET finish_tries = finish_tries - 1, {_no_mark}" + _finished_by_me
 
-    #: A slot has died: the runs that it was finishing are for others to finish.
+    #: A slot has died. Others may finish the runs that it was finishing.
     _finished_by_slot = (
         "ended_time IS NULL AND finish_worker = %(worker)s AND finish_claim BETWEEN %(first)s AND %(last)s"
     )

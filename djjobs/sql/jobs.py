@@ -1,4 +1,4 @@
-"""The statements about jobs that nobody works on: changing, looking, cleaning up."""
+"""The statements about jobs that no worker holds: change, count, clean up."""
 
 from __future__ import annotations
 
@@ -10,65 +10,67 @@ class JobStatements:
 
     # -- changing jobs that are not running -------------------------------------------------------
 
-    #: `{changes}` to those jobs of some statuses whose key is among `{chosen}`, if `{also}` holds.
+    #: Make `{changes}` to the jobs of some statuses whose hash is among `{chosen}`, if `{also}` is true.
     change_chosen: ClassVar[str]
-    #: The same to jobs that are known by their hashes: no other is locked on the way there.
+    #: The same for jobs whose hashes are known. No other row is locked.
     change_these = """
         UPDATE {jobs} AS job SET {changes}
         WHERE job.table_name = %(table)s AND job.key_hash IN %(hashes)s AND job.status IN %(statuses)s {also}"""
 
     put_back = """status = 'scheduled', timestamp = {now}, due_time = {due}, turn = {own_turn}, attempt = 0,
                worker_id = NULL"""
-    #: The same into another run.
+    #: The same, and move them to another run.
     put_back_in_run = put_back + ", run_id = %(run)s"
 
-    #: How many of the chosen jobs each worker was asked to stop, and the chosen jobs by status.
+    #: How many of the chosen jobs each worker was asked to stop.
     asked_to_stop = """
         SELECT job.worker_id, COUNT(*)
         FROM {jobs} AS job JOIN ({chosen}) AS chosen ON chosen.key_hash = job.key_hash
         WHERE job.table_name = %(table)s AND job.status = 'reserved' AND job.cancel_request <> ''
         GROUP BY job.worker_id"""
-    #: Whether some of them can still be called off.
-    has_uncalled = """
+    #: Whether some of the chosen jobs can still be cancelled.
+    has_cancellable = """
         SELECT EXISTS (SELECT 1 FROM {jobs} AS job JOIN ({chosen}) AS chosen ON chosen.key_hash = job.key_hash
                        WHERE job.table_name = %(table)s {also}
                          AND (job.status = 'scheduled' OR (job.status = 'reserved' AND job.cancel_request = ''
                                                            AND job.worker_id IS NOT NULL)))"""
+    #: How many of the chosen jobs have which status.
     statuses_of = """
         SELECT job.status, COUNT(*)
         FROM {jobs} AS job JOIN ({chosen}) AS chosen ON chosen.key_hash = job.key_hash
         WHERE job.table_name = %(table)s GROUP BY job.status"""
-    #: DataJoint 0.14 itself would not heed it.
+    #: A job that DataJoint 0.14 itself has reserved has no worker of ours. Nobody would act on a request there.
     has_worker = "AND job.worker_id IS NOT NULL"
     request_cancel = "cancel_request = CASE WHEN cancel_request = 'force' THEN 'force' ELSE %(how)s END"
     set_status = "status = '{status}', timestamp = {now}"
 
     # -- cleaning up --------------------------------------------------------------------------------
 
-    #: The jobs of some statuses whose key is not among `{living}`, and the moment this was true. A plain SELECT
-    #: sees the jobs and the tables they are about in one state; a DELETE with this subquery would, on MySQL, lock
-    #: the target, wait for its workers, and take a job that succeeds meanwhile for orphaned.
+    #: The jobs of some statuses whose hash is not among `{living}`, and the time at which this was true. A plain SELECT
+    #: sees the queue and the other tables in one state. A DELETE with the same subquery would, on MySQL, lock the
+    #: target, wait for its workers, and then take a job that has just succeeded for an orphan.
     find_orphans = """
         SELECT job.key_hash, {now}
         FROM {jobs} AS job LEFT JOIN ({living}) AS living ON living.key_hash = job.key_hash {join_chosen}
         WHERE job.table_name = %(table)s AND job.status IN %(statuses)s AND living.key_hash IS NULL {also}"""
-    #: As `{also}`: those that have been there for a while.
+    #: As `{also}`: only jobs of some age.
     created_before = "AND job.created_time < {now} - {seconds[age]}"
+    #: As `{join_chosen}`: only the chosen jobs.
     join_chosen = "JOIN ({chosen}) AS chosen ON chosen.key_hash = job.key_hash"
 
-    #: The finished jobs that are older than the retention and whose result is there: no key comes back without them.
+    #: The finished jobs that are older than the retention, and whose result is there. Their keys need no job any more.
     find_expired = """
         SELECT job.key_hash, {now}
         FROM {jobs} AS job JOIN ({made}) AS made ON made.key_hash = job.key_hash {join_chosen}
         WHERE job.table_name = %(table)s AND job.status IN %(statuses)s
           AND job.timestamp < {now} - {seconds[retention]}"""
 
-    #: Errors that DataJoint 0.14 itself has recorded, which counts no attempts, and whose result is there.
+    #: Errors that DataJoint 0.14 itself has recorded, for keys whose result is there. It counts no attempts.
     find_overtaken = """
         SELECT job.key_hash FROM {jobs} AS job JOIN ({made}) AS made ON made.key_hash = job.key_hash
         WHERE job.table_name = %(table)s AND job.status = 'error' AND job.attempt = 0"""
 
-    #: Remove them, unless they have changed since.
+    #: Remove jobs that were found, unless they have changed since then.
     delete_orphans = """
         DELETE FROM {jobs}
         WHERE table_name = %(table)s AND key_hash IN %(hashes)s AND status IN %(statuses)s AND timestamp <= %(seen)s"""
@@ -79,7 +81,7 @@ class JobStatements:
     #: The same of one table.
     count_of_table = "SELECT status, COUNT(*) FROM {jobs} WHERE table_name = %(table)s GROUP BY status"
 
-    #: Whether jobs wait for their next try; `{join_chosen}` keeps to those of a restriction.
+    #: Whether jobs wait for their next attempt.
     has_retries = """
         SELECT EXISTS (SELECT 1 FROM {jobs} AS job {join_chosen}
                        WHERE job.table_name = %(table)s AND job.status = 'scheduled' AND job.turn IS NULL

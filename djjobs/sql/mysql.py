@@ -19,14 +19,14 @@ from .workers import WorkerStatements
 
 _DEADLOCK, _LOCK_TIMEOUT = 1213, 1205
 _UNREACHABLE = {1040, 2002, 2003, 2005}
-#: Gone, on the way down, killed by somebody, idle for too long; or not back yet.
+#: The server is gone or shuts down; somebody killed the connection, or it was idle for too long.
 _LOST = {0, 1053, 1927, 2006, 2013, 2014, 2055, 3169, 4031} | _UNREACHABLE
 _ACCESS = {1044, 1142, 1143, 1227, 1370, 1410}
 _CREDENTIALS = {1045, 1698}
-#: Wrong values, unknown functions (sought in a database of which there is none), several rows or columns where one
-#: belongs, ambiguous names, collations that cannot be compared, numbers too large.
+#: Wrong values, unknown functions, several rows or columns instead of one, ambiguous names, collations that cannot be
+#: compared, numbers that are too large.
 _QUERY = {1046, 1052, 1111, 1210, 1222, 1241, 1242, 1267, 1292, 1305, 1366, 1411, 1525, 1582, 1630, 1690}
-#: JSON and regular expressions that are none.
+#: Invalid JSON and invalid regular expressions.
 _QUERY |= {1139, 3141, 3143, *range(3685, 3700)}
 
 
@@ -36,11 +36,11 @@ class _Dialect(Dialect):
     user = "`user`"
     hints = {
         **Dialect.hints,
-        # Other indexes fit the WHERE clause too; the optimizer must not pick one of them and sort.
+        # Other indexes fit the WHERE clause, too. The server must not take one of them and sort.
         "use_order_index": "FORCE INDEX (claim_in_order)",
         "use_primary": "FORCE INDEX (PRIMARY)",
-        # Memory for the hash table of the queue that keys are compared with.
-        "hint": "/*+ SET_VAR(join_buffer_size=33554432) */ ",
+        # Memory for the hash table of the queue. The keys are compared with it.
+        "join_memory": "/*+ SET_VAR(join_buffer_size=33554432) */ ",
     }
 
     def or_skip(self, column: str) -> str:
@@ -60,7 +60,7 @@ class _Dialect(Dialect):
         return f"CAST({parameter} AS DATETIME(6))"
 
     def json_text(self, columns: dict[str, tuple[str, str]]) -> str:
-        # By hand it takes a third of the time of JSON_OBJECT; the names are in MySQL's own order.
+        # This takes a third of the time of JSON_OBJECT. The names are in the order that MySQL gives them.
         names = sorted(columns, key=lambda name: (len(name), name))
         parts = [f"\"{name}\": ', {self._to_json(*columns[name])}, '" for name in names]
         return f"CONCAT('{{{', '.join(parts)}}}')"
@@ -195,11 +195,11 @@ class _Tables(TableStatements):
 
 
 class _Enqueue(EnqueueStatements):
-    # MySQL builds a hash table of the queue, in memory, if no index fits. MariaDB cannot and needs the index.
-    all_queued = "queued.table_name IN (%(table)s, '') /*M! AND queued.table_name = %(table)s */"
-    # Outside, MySQL would write all that is to be inserted to a temporary table first.
-    numbered = ", ROW_NUMBER() OVER (ORDER BY {order}) AS _place"
-    place = "INTERVAL todo._place MICROSECOND"
+    # If no index fits, MySQL makes a hash table of the queue in memory. MariaDB cannot do that and needs the index.
+    queued_at_once = "queued.table_name IN (%(table)s, '') /*M! AND queued.table_name = %(table)s */"
+    # If only the new keys were counted, MySQL would first write all of them to a temporary table.
+    numbered = ", ROW_NUMBER() OVER (ORDER BY {order}) AS _number"
+    due_offset = "INTERVAL todo._number MICROSECOND"
 
 
 class _Jobs(JobStatements):

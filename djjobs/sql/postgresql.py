@@ -38,7 +38,7 @@ _RANGES = {
 
 
 def _without_length(type_: str) -> str:
-    """A type that cuts nothing: with its length it would cut to fit what a table of the same name may have left."""
+    """A type without its length. With it, jobs of an older table of the same name might be cut to fit."""
     plain = re.sub(r" ?\(.*?\)", "", type_)
     # char without a length is one character
     return {"char": "bpchar", "character": "bpchar"}.get(plain, plain)
@@ -52,7 +52,7 @@ class _Dialect(Dialect):
     hints = {
         **Dialect.hints,
         "computed_once": "OFFSET 0",
-        # To PostgreSQL "turn IS NULL" is no constant; by due_time alone it would sort, or read the whole table.
+        # PostgreSQL does not know that "turn IS NULL" is constant. By due_time alone it would sort, or read all rows.
         "due_first": "table_name, status, turn, due_time",
     }
 
@@ -72,7 +72,7 @@ class _Dialect(Dialect):
         return f"CAST({parameter} AS timestamp)"
 
     def json_text(self, columns: dict[str, tuple[str, str]]) -> str:
-        # By hand it takes half the time of json_build_object; the names are in jsonb's own order.
+        # This takes half the time of json_build_object. The names are in the order that jsonb gives them.
         names = sorted(columns, key=lambda name: (len(name), name))
         parts = [f"\"{name}\": ' || {self._to_json(*columns[name])} || '" for name in names]
         return f"('{{{', '.join(parts)}}}')"
@@ -95,12 +95,12 @@ class _Dialect(Dialect):
         return column if type_.startswith("enum") else f"{column}::{type_}"
 
     def hash(self, json: str) -> str:
-        # As char, like the column: compared with text it would find no index.
+        # As char, like the column. A comparison with text would not use the index.
         return f"encode(substr(sha256(convert_to({json}, 'UTF8')), 1, 16), 'hex')::bpchar"
 
     def key_column(self, json: str, name: str, kind: str, type_: str, declared: tuple[Any, ...]) -> str:
         text, wanted = self.json_member(json, name), _without_length(declared[0])
-        # What a table of the same name has left may not fit, and must not keep the other jobs from being seen.
+        # A job of an older table of the same name may not fit. It must not hide the other jobs.
         fits = f"{text} ~ '{_PRINTED[kind]}'" if kind in _PRINTED else "TRUE"
         if type_.startswith("enum"):
             fits = f"{text} = ANY (enum_range(NULL::{wanted})::text[])"
@@ -147,7 +147,7 @@ class _Errors(Errors):
     def is_lost(self, error: BaseException) -> bool:
         import psycopg2
 
-        # A connection that broke leaves an error without a code.
+        # The error of a broken connection has no code.
         without_code = isinstance(error, (psycopg2.OperationalError, psycopg2.InterfaceError)) and not error.pgcode
         return without_code or getattr(error, "pgcode", None) in _LOST
 
@@ -178,11 +178,11 @@ class _Tables(TableStatements):
 
 
 class _Enqueue(EnqueueStatements):
-    place = "ROW_NUMBER() OVER (ORDER BY {order}) * INTERVAL '1 microsecond'"
-    # It takes a queue that it has not looked at for a while for short, and would read all of it.
+    due_offset = "ROW_NUMBER() OVER (ORDER BY {order}) * INTERVAL '1 microsecond'"
+    # PostgreSQL may take a queue for short that has just become long, and then would read all of it.
     one_by_one = "OFFSET 0"
-    # Until autovacuum comes by, jobs that are known by their keys would be looked for among all of their table. Whoever
-    # does not own the queue gets a warning, and has to wait for that.
+    # Until autovacuum has looked at the queue, the server would read all jobs of a table to find a few by their hashes.
+    # If the user does not own the queue, the server only warns, and autovacuum has to do it.
     underestimates = "SELECT reltuples < %(count)s FROM pg_class WHERE oid = CAST(%(jobs)s AS regclass)"
     look_at_queue = "ANALYZE (SKIP_LOCKED) {jobs} (table_name, key_hash, status, turn)"
 

@@ -6,8 +6,8 @@ from __future__ import annotations
 class ScheduleStatements:
     """What can be done to the rows of `~schedules`, `~firings` and `~leader`.
 
-    Each of these is a transaction by itself: a scheduler that is suspended keeps nothing locked that the next
-    leader needs. What a scheduler does for a schedule is guarded by its leadership, in the same statement.
+    Each statement is a transaction by itself. So a suspended scheduler keeps nothing locked that the next leader needs.
+    What a scheduler does to a schedule has a guard in the same statement: only the leader may do it.
     """
 
     _leading = """EXISTS (SELECT 1 FROM {leader}
@@ -15,7 +15,8 @@ class ScheduleStatements:
 
     add_leader = "INSERT INTO {leader} (role, expires) VALUES ('scheduler', {now}) {or_skip[role]}"
 
-    #: Lead, or go on leading; the row count says whether. `since` first: MySQL sets one column after the other.
+    #: Become the leader, or stay the leader. Who changed the row is the leader. `since` comes first, because MySQL sets
+    #: one column after the other.
     lead = """
         UPDATE {leader} SET since = CASE WHEN leader = %(leader)s THEN since ELSE {now} END, leader = %(leader)s,
                {user} = %(user)s, host = %(host)s, pid = %(pid)s, expires = {now} + {seconds[expiry]}
@@ -23,7 +24,7 @@ class ScheduleStatements:
 
     resign = "UPDATE {leader} SET expires = {now} WHERE role = 'scheduler' AND leader = %(leader)s AND expires > {now}"
 
-    #: Who leads, until when, and what time it is; no row if nobody is known to be alive.
+    #: Who leads, until when, and what time it is. No row if there is no leader.
     living_leader = "SELECT host, pid, expires, {now} FROM {leader} WHERE role = 'scheduler' AND expires > {now}"
 
     add_schedule = """
@@ -41,7 +42,8 @@ class ScheduleStatements:
     find_schedules = _schedules + "ORDER BY name"
     find_schedule = _schedules + "WHERE name = %(name)s"
 
-    #: Nothing is inserted if the firing is there already, if another one of the schedule runs, or unless `{guard}`.
+    #: Nothing is inserted if the firing is there already, if another firing of the schedule runs, or if `{guard}` is
+    #: false.
     fire = """
         INSERT INTO {firings} (name, fire_time, state, running, missed_since, by_hand, runner, expires, {user}, host,
                                pid, started, ended, outcome)
@@ -52,13 +54,14 @@ class ScheduleStatements:
         {or_skip[name]}"""
     still_due = "AND enabled <> 0 AND next_time = %(due)s AND " + _leading
 
-    #: What an earlier leader entered before it died, without having said when the schedule is due again.
+    #: The firing that an earlier leader has entered, if it died before it said when the schedule is due again.
     entered_already = (
         "SELECT MAX(fire_time) FROM {firings} WHERE name = %(name)s AND fire_time >= %(due)s AND by_hand = 0"
     )
 
-    #: The schedule was fired, by this or by an earlier leader that died then: it is due at another time. What the
-    #: firing itself has said of its end stays. (MySQL assigns from left to right: `last_time` comes after its use.)
+    #: The schedule was fired, by this leader or by an earlier one. Now it is due at another time. If the firing has
+    #: ended already, what it said of its end stays. (MySQL assigns from left to right, so `last_time` comes after its
+    #: use.)
     advance = (
         """
         UPDATE {schedules}
@@ -72,7 +75,7 @@ class ScheduleStatements:
 
     running_firing = "SELECT fire_time, host, pid FROM {firings} WHERE name = %(name)s AND running = 1"
 
-    #: Firings whose process was not heard of for too long.
+    #: Firings whose process has not been heard of for too long.
     find_lost_firings = """
         SELECT name, fire_time, runner, attempt, host, pid FROM {firings} WHERE running = 1 AND expires <= {now}"""
 
@@ -95,7 +98,8 @@ class ScheduleStatements:
     keep_firings = """
         UPDATE {firings} SET expires = {now} + {seconds[expiry]} WHERE running = 1 AND runner IN %(runners)s"""
 
-    #: Before the firing itself ends: should its process die in between, it is taken up again and this is said again.
+    #: This comes before `end_firing`. If the process dies in between, another one takes the firing up and says it
+    #: again.
     note_outcome = (
         """
         UPDATE {schedules} SET last_time = %(fire_time)s, last_state = %(state)s, last_outcome = %(outcome)s
@@ -108,7 +112,7 @@ class ScheduleStatements:
         "UPDATE {firings} SET state = %(state)s, running = NULL, ended = {now}, outcome = %(outcome)s " + _my_firing
     )
 
-    #: Let the next leader have it at once, as if it had not been begun.
+    #: Let the next leader run it at once, as if it had not been begun.
     give_back_firing = "UPDATE {firings} SET expires = {now}, attempt = attempt - 1 " + _my_firing
 
     forget_firings = "DELETE FROM {firings} WHERE running IS NULL AND fire_time < {now} - {seconds[retention]}"

@@ -1,4 +1,4 @@
-"""The statements about the tables themselves: what a DataJoint definition cannot say, and their migration."""
+"""The statements about the tables themselves: what a DataJoint definition cannot say, and migration."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ class TableStatements:
 
     #: Which tables of these names a schema has, and the comment of each.
     find_tables: ClassVar[str]
-    #: How the server itself declares the columns of a table: name, and what `dialect.key_column` takes.
+    #: How the server declares the columns of a table: the name, and then what `dialect.key_column` takes.
     column_types: ClassVar[str]
-    #: Run once after `~jobs` was declared: what a DataJoint definition cannot say.
+    #: Run once after `~jobs` was declared. It says what a DataJoint definition cannot say.
     after_declare: ClassVar[str]
-    #: Run once after another table was declared, so that its texts can be of any language and differ by every letter.
+    #: Run once after another table was declared. Its texts can then be in any language, and `a` differs from `A`.
     any_language: ClassVar[str] = ""
-    #: How text columns are declared: those that hold no text of any language, and the others.
+    #: The character set of columns with plain words only, and of columns with text in any language.
     ascii: ClassVar[str] = ""
     unicode: ClassVar[str] = ""
-    #: Whether the user may write the queue, where a user who may not does not even see what DataJoint looks for.
+    #: Whether the user may change the queue. Empty if DataJoint itself says so clearly.
     may_write: ClassVar[str] = ""
 
     add_column: ClassVar[str] = "ALTER TABLE {jobs} ADD COLUMN {column}"
@@ -35,7 +35,7 @@ class TableStatements:
         declaration : str
             The column as DataJoint declares it.
         plain : container of str
-            The names of the columns that hold no text of any language.
+            The names of the columns that hold plain words only.
         """
         match = re.match(r"[`\"](\w+)[`\"] ((?:var)?char\(\d+\)|enum\([^)]*\))?", declaration)
         assert match is not None
@@ -47,7 +47,7 @@ class TableStatements:
 
     @staticmethod
     def modify(columns: Iterable[str]) -> str:
-        """What makes columns as they are declared here."""
+        """Changes that make columns as they are declared here."""
         return ", ".join(f"MODIFY {column}" for column in columns)
 
 
@@ -62,12 +62,12 @@ class LegacyStatements:
     replace_legacy_columns: ClassVar[str]
     #: The stored JSON of a key, as the text that is hashed.
     stored_key: ClassVar[str] = ""
-    #: Legacy rows have a hash of DataJoint's own; a table that gets the mixin takes them over.
+    #: The rows of DataJoint 0.14 have another hash. A table that gets the mixin takes its rows over.
     rehash_legacy_rows: ClassVar[str] = ""
 
     @staticmethod
     def columns(columns: Mapping[str, str], present: Container[str]) -> str:
-        """What makes each column as `~jobs` declares it, whether it is there already or not."""
+        """Changes that make each column as `~jobs` declares it, whether it is there already or not."""
         changes = {name: f"{'MODIFY' if name in present else 'ADD'} {column}" for name, column in columns.items()}
         changes["key"] = f"CHANGE key_json {columns['key']} AFTER status"
         return ", ".join(changes.values())

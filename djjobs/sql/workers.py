@@ -8,8 +8,8 @@ from typing import ClassVar
 class WorkerStatements:
     """What can be done to the rows of `~workers`, and to claims whose worker is dead.
 
-    Each of these is a transaction by itself: a process that is suspended in the middle of one would keep a row
-    locked that others have to write to show that they are alive.
+    Each statement is a transaction by itself. In a longer one, a suspended process would keep rows locked that others
+    must change to show that they are alive.
     """
 
     enter_worker = """
@@ -18,21 +18,21 @@ class WorkerStatements:
         VALUES (%(worker)s, %(user)s, %(host)s, %(pid)s, {now}, {now}, %(lease)s, %(state)s, %(slots)s, %(tables)s,
                 %(cluster_job)s) {or_skip[worker_id]}"""
 
-    beat = """
+    heartbeat = """
         UPDATE {workers} SET last_heartbeat = {now}, lease = %(lease)s, state = %(state)s
         WHERE worker_id = %(worker)s"""
 
     leave = "DELETE FROM {workers} WHERE worker_id = %(worker)s"
 
-    #: What the workers that are alive work on.
-    tables_of_the_living = """
+    #: The tables that living workers work on.
+    tables_of_living = """
         SELECT tables FROM {workers} WHERE last_heartbeat >= {now} - {seconds_in[lease]}"""
 
     forget_workers = "DELETE FROM {workers} WHERE last_heartbeat < {now} - {seconds[interval]}"
     mark_dead = """
         UPDATE {workers} SET state = 'dead' WHERE state <> 'dead' AND last_heartbeat < {now} - {seconds_in[lease]}"""
 
-    #: How often somebody has called for this worker's attention.
+    #: How often somebody has asked this worker to look for requests.
     calls_for = "SELECT calls FROM {workers} WHERE worker_id = %(worker)s"
 
     call_workers = "UPDATE {workers} SET calls = calls + 1 WHERE worker_id IN %(workers)s"
@@ -41,7 +41,7 @@ class WorkerStatements:
         SELECT key_hash, claim, cancel_request FROM {jobs}
         WHERE table_name IN %(tables)s AND status = 'reserved' AND worker_id = %(worker)s AND cancel_request <> ''"""
 
-    #: Claims whose worker has not been heard of for its lease, or has left without them.
+    #: Claims whose worker has sent no heartbeat for its lease, or is gone.
     find_dead_claims = """
         SELECT job.table_name, job.key_hash, job.{key}, job.attempt, job.priority, job.worker_id, job.claim,
                job.host, job.pid
@@ -50,22 +50,23 @@ class WorkerStatements:
           AND CASE WHEN worker.worker_id IS NULL THEN job.timestamp < {now} - {seconds[lease]}
                    ELSE worker.last_heartbeat < {now} - {seconds_in[worker.lease]} {surely} END"""
 
-    #: The server may have been away when a worker was to be heard. This notes who was missed since it is back.
-    miss_workers = """
+    #: If the server was away, workers could not send heartbeats. This notes who has sent none since the server is back.
+    note_missing = """
         UPDATE {workers} SET missed = {now}
         WHERE last_heartbeat < {now} - {seconds_in[lease]} AND last_heartbeat < {now} - {seconds[uptime]}
           AND (missed IS NULL OR missed < {now} - {seconds[uptime]})"""
-    #: The server was there all the time since the last heartbeat, or as long as a lease since the worker was missed.
-    was_surely_missed = """
+    #: As `{surely}`: the server was there all the time since the last heartbeat, or for a lease since the worker was
+    #: noted as missing.
+    surely_missing = """
         AND (worker.last_heartbeat > {now} - {seconds[uptime]}
              OR worker.missed BETWEEN {now} - {seconds[uptime]} AND {now} - {seconds_in[worker.lease]})"""
 
-    #: Whether a worker is still as dead as it looked.
+    #: Whether a worker has still sent no heartbeat for its lease.
     is_dead = "SELECT last_heartbeat < {now} - {seconds_in[lease]} FROM {workers} WHERE worker_id = %(worker)s"
 
     #: Seconds since the server was started.
     uptime: ClassVar[str]
 
-    #: Wakes up idle workers, where the engine can.
+    #: Notify idle workers, and listen for that. Empty if the engine has no such thing.
     notify: ClassVar[str] = ""
     listen: ClassVar[str] = ""

@@ -37,11 +37,11 @@ FILES = """test_cancel test_claims test_cleanup test_concurrency test_events tes
 #: Which files are about what, by a part of the mutant's name: their tests come first.
 ABOUT = (
     (r"races", r""),
-    (r"schedule|concurrency|finds_work", r"scheduling|scope|new_by|is_scheduled|enqueue:"),
+    (r"schedule|concurrency|finds_work", r"scheduling|scope|schedule_new|is_scheduled|enqueue:"),
     (r"events|runs", r"automatic|take_along"),
     (
         r"claims|populate|retries|leases",
-        r"jobs:(pick|line_up|next_turn|reserve|find_near|find_chosen|release_claim)|claim:",
+        r"jobs:(pick|give_turns|next_turn|reserve|find_near|find_chosen|release_claim)|claim:",
     ),
     (r"retries|leases|cancel|timeouts", r"jobs:(_|look_at|release|complete|fail|try_again|save)|finish:"),
     (r"jobs_view|drop_in|keyed_jobs", r"by_hand|release_older"),
