@@ -1,7 +1,4 @@
-"""`djjobs check`: what is wrong with a set-up, and how to mend it. Looks, and changes nothing.
-
-The SQL here asks servers about themselves; the statements of the queue are in `djjobs.sql`.
-"""
+"""`djjobs check`: what is wrong with a set-up, and how to mend it. Looks, and changes nothing."""
 
 from __future__ import annotations
 
@@ -22,6 +19,7 @@ from .queue.tables import JobControl, Jobs, Runs, Workers
 from .recurring.rows import Timetable
 from .settings import settings
 from .sql import engine_for
+from .sql.check import DECLARING, USING, WRITING, MySQLProbes, PostgreSQLProbes, skip_locked
 from .table.adopt import auto_populated
 
 __all__ = ["Finding", "check"]
@@ -31,8 +29,6 @@ _OLDEST = {"MySQL": (8, 0), "MariaDB": (10, 6), "PostgreSQL": (14,)}
 #: What a worker takes besides a connection for each slot: its own, and one for heartbeats.
 _CONNECTIONS_OF_A_WORKER = 2
 _NEARLY_ALL = 0.8
-_WRITING = ("SELECT", "INSERT", "UPDATE", "DELETE")
-_DECLARING = ("CREATE", "ALTER", "INDEX")
 #: The switches of MySQL and MariaDB.
 _READ_ONLY = ("read_only", "super_read_only", "innodb_read_only")
 
@@ -166,7 +162,7 @@ def _version(server: _Server) -> Iterator[Finding]:
 
 def _skip_locked(server: _Server) -> Iterator[Finding]:
     try:
-        server.ask("SELECT 1 FROM (SELECT 1 AS one) AS nothing FOR UPDATE SKIP LOCKED")
+        server.ask(skip_locked)
     except Exception as error:
         remedy = "Jobs are claimed with it: use MySQL 8.0, MariaDB 10.6, PostgreSQL 14, or newer."
         yield Finding("problem", "SKIP LOCKED", f"The server does not have it ({_first_line(error)}).", remedy)
@@ -253,16 +249,16 @@ def _rights(server: _Server, database: str, targets: list[Any]) -> Iterator[Find
     connection, subject = server.connection, f"rights in {database}"
     queue = [kind(connection, database) for kind in (Jobs, JobControl, Workers, Runs)]
     declared = [table for table in queue if table.is_declared]
-    missing = {table.table_name: server.lacks(table.full_table_name, _WRITING) for table in declared}
+    missing = {table.table_name: server.lacks(table.full_table_name, WRITING) for table in declared}
     if len(declared) < len(queue):
         missing["the schema"] = server.lacks_in_schema(database)
     for table in targets:
-        missing[type(table).__name__] = server.lacks(table.full_table_name, ("SELECT", "INSERT"))
+        missing[type(table).__name__] = server.lacks(table.full_table_name, USING)
     user = connection.conn_info["user"]
     gaps = [f"{', '.join(rights)} on {where}" for where, rights in missing.items() if rights]
     if gaps:
         what = f"The user {user} lacks {'; '.join(gaps)}."
-        yield Finding("problem", subject, what, server.how_to_grant(database))
+        yield Finding("problem", subject, what, f"Have this run: {server.grant(database)}")
     else:
         yield Finding("ok", subject, f"The user {user} has those that a worker needs.")
 
@@ -279,15 +275,17 @@ class _Version(NamedTuple):
 class _Server(ABC):
     """What a server tells of itself."""
 
+    _probes: type[MySQLProbes] | type[PostgreSQLProbes]
+
     def __init__(self, connection: Any) -> None:
         self.connection = connection
         self.engine = engine_for(datajoint_api.backend(connection))
 
-    def ask(self, sql: str) -> Any:
-        return self.connection.query(sql).fetchone()[0]
+    def ask(self, sql: str, **parameters: str) -> Any:
+        return self.connection.query(sql, args=parameters).fetchone()[0]
 
     def utc_now(self) -> datetime.datetime:
-        return self.ask(f"SELECT {self.engine.dialect.now}")
+        return self.ask(self.engine.render(self.engine.connection.server_time))
 
     def is_denied(self, sql: str) -> bool:
         """Whether the server refuses a statement for want of a privilege; any other refusal does not count."""
@@ -318,34 +316,25 @@ class _Server(ABC):
     def lacks_in_schema(self, database: str) -> list[str]:
         """The rights that the user lacks for making a queue and using it."""
 
-    @abstractmethod
-    def how_to_grant(self, database: str) -> str: ...
+    def grant(self, database: str) -> str:
+        """The statement that gives the user all rights that it needs."""
+        return self._probes.grant(database, self.ask(self._probes.current_user))
 
 
 class _MySQL(_Server):
     """MySQL and MariaDB."""
 
-    #: None of these does anything: EXPLAIN only looks, and the others are for a table that is not there or cannot be.
-    #: A server checks the rights first.
-    _TRIALS = {
-        "SELECT": "EXPLAIN SELECT 1 FROM {table}",
-        "INSERT": "EXPLAIN INSERT INTO {table} VALUES ()",
-        "UPDATE": "EXPLAIN UPDATE {table} SET table_name = table_name",
-        "DELETE": "EXPLAIN DELETE FROM {table}",
-        "CREATE": "CREATE TABLE {table} (twice int, twice int)",
-        "ALTER": "ALTER TABLE {table} COMMENT = ''",
-        "INDEX": "CREATE INDEX nothing ON {table} (nothing)",
-    }
+    _probes = MySQLProbes
 
     def version(self) -> _Version:
-        text = self.ask("SELECT VERSION()")
+        text = self.ask(self._probes.version)
         # MariaDB once said that it was MySQL 5.5.5, for old replicas.
         numbers = re.search(r"(\d+)\.(\d+)", text.removeprefix("5.5.5-"))
         kind = "MariaDB" if "mariadb" in text.lower() else "MySQL"
         return _Version(kind, tuple(map(int, numbers.groups())) if numbers else (), text)
 
     def _variables(self) -> dict[str, str]:
-        return {name.lower(): value for name, value in self.connection.query("SHOW VARIABLES").fetchall()}
+        return {name.lower(): value for name, value in self.connection.query(self._probes.variables).fetchall()}
 
     def is_read_only(self) -> bool:
         variables = self._variables()
@@ -365,29 +354,27 @@ class _MySQL(_Server):
     def connections(self) -> tuple[int, int]:
         variables = self._variables()
         limits = [int(variables[name]) for name in ("max_connections", "max_user_connections")]
-        used = int(self.connection.query("SHOW GLOBAL STATUS LIKE 'Threads_connected'").fetchone()[1])
+        used = int(self.connection.query(self._probes.used_connections).fetchone()[1])
         return min(limit for limit in limits if limit), used
 
     def lacks(self, table: str, rights: tuple[str, ...]) -> list[str]:
-        return [right for right in rights if self.is_denied(self._TRIALS[right].format(table=table))]
+        return [right for right in rights if self.is_denied(self._probes.trials[right].format(table=table))]
 
     def lacks_in_schema(self, database: str) -> list[str]:
         # No such table: what is allowed fails for want of the table.
-        return self.lacks(f"`{database}`.`~djjobs_check_no_such_table`", (*_WRITING, *_DECLARING))
-
-    def how_to_grant(self, database: str) -> str:
-        user = self.ask("SELECT CURRENT_USER()").replace("@", "'@'")
-        return f"Have this run: GRANT {', '.join((*_WRITING, *_DECLARING))} ON `{database}`.* TO '{user}'"
+        return self.lacks(f"`{database}`.`~djjobs_check_no_such_table`", (*WRITING, *DECLARING))
 
 
 class _PostgreSQL(_Server):
+    _probes = PostgreSQLProbes
+
     def version(self) -> _Version:
         return _Version(
             "PostgreSQL", (int(self._setting("server_version_num")) // 10000,), self._setting("server_version")
         )
 
     def _setting(self, name: str) -> str:
-        return self.ask(f"SELECT current_setting('{name}')")
+        return self.ask(self._probes.setting, name=name)
 
     def is_read_only(self) -> bool:
         return self._setting("transaction_read_only") == "on"
@@ -397,22 +384,15 @@ class _PostgreSQL(_Server):
 
     def connections(self) -> tuple[int, int]:
         most = int(self._setting("max_connections")) - int(self._setting("superuser_reserved_connections"))
-        return most, int(self.ask("SELECT SUM(numbackends) FROM pg_stat_database"))
+        return most, int(self.ask(self._probes.used_connections))
 
     def lacks(self, table: str, rights: tuple[str, ...]) -> list[str]:
-        return [right for right in rights if not self.ask(f"SELECT has_table_privilege('{table}', '{right}')")]
+        return [right for right in rights if not self.ask(self._probes.has_table_right, table=table, right=right)]
 
     def lacks_in_schema(self, database: str) -> list[str]:
-        # Whoever makes a table owns it, and may do all else with it.
-        wanted = ("USAGE", "CREATE")
-        return [right for right in wanted if not self.ask(f"SELECT has_schema_privilege('{database}', '{right}')")]
-
-    def how_to_grant(self, database: str) -> str:
-        user = self.ask("SELECT current_user")
-        return (
-            f'Have this run: GRANT USAGE, CREATE ON SCHEMA "{database}" TO "{user}"; '
-            f'GRANT {", ".join(_WRITING)} ON ALL TABLES IN SCHEMA "{database}" TO "{user}"'
-        )
+        probes = self._probes
+        rights = probes.schema_rights
+        return [right for right in rights if not self.ask(probes.has_schema_right, schema=database, right=right)]
 
 
 def _server_of(connection: Any) -> _Server:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -214,6 +215,33 @@ def test_jobs_become_due_in_portions(standing: Standing, long: Any, reading: Any
     finally:
         late = f"UPDATE {jobs} SET due_time = '2100-01-01', turn = NULL WHERE table_name = '{name}'"
         connection.query(late)
+
+
+# -- what a claim tells ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("order", ORDERS)
+@pytest.mark.parametrize("restrictions", [(), ("n > 0",)], ids=["all", "restricted"])
+def test_a_claim_tells_for_how_long_each_job_was_due(schema: Any, order: str, restrictions: tuple[str, ...]) -> None:
+    Square = squares(schema, 3)
+    ago, started = {1: 1000, 2: 100, 3: 0}, time.monotonic()
+    for n, seconds in ago.items():
+        Square.schedule_jobs({"n": n}, due_time=-datetime.timedelta(seconds=seconds), min_scheduling_interval=0)
+    waited = {job.key["n"]: job.waited for job in claims(Square, *restrictions, order=order).take(10)}
+    took = time.monotonic() - started
+    assert set(waited) == set(ago)
+    for n, seconds in waited.items():
+        assert isinstance(seconds, float)
+        assert -0.01 < seconds - ago[n] < took + 0.01
+
+
+def test_a_job_that_becomes_due_this_moment_has_not_waited(schema: Any) -> None:
+    """Each job is due a moment after the one before it, and may be claimed at once."""
+    Square = squares(schema, 1)
+    Square.schedule_jobs()
+    change_jobs(Square, [1], "due_time = '2100-01-01 00:00:00'")
+    (job,) = claims(Square).take(1)
+    assert job.waited == 0
 
 
 # -- locks ------------------------------------------------------------------------------------------------

@@ -47,7 +47,7 @@ def retry(target: str, selection: Selection, yes: bool, as_json: bool) -> None:
     change = _Change("Retry", "put back", selection, yes, as_json)
     change.run(
         target,
-        lambda table: len(selection.living_jobs(table) & "status IN ('error', 'cancelled')"),
+        lambda table: len(selection.living_jobs(table) & [{"status": "error"}, {"status": "cancelled"}]),
         lambda table, restrictions: table.retry_jobs(*restrictions),
     )
 
@@ -102,7 +102,7 @@ def cancel(target: str, selection: Selection, yes: bool, as_json: bool, force: b
     change = _Change("Cancel", "cancelled or asked to stop", selection, yes, as_json)
     change.run(
         target,
-        lambda table: len(selection.living_jobs(table) & "status IN ('scheduled', 'reserved')"),
+        lambda table: len(selection.living_jobs(table) & [{"status": "scheduled"}, {"status": "reserved"}]),
         lambda table, restrictions: table.cancel_jobs(*restrictions, **options),
     )
 

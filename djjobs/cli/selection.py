@@ -43,7 +43,7 @@ class Selection:
         """The jobs of a table whose keys fit in key_source, as a query: those that the mixin's methods change."""
         jobs = table.jobs & dj.AndList(self.where)
         with explained(table.connection, table_label(table()), "find jobs of"):
-            return jobs.among(TableQueue.of(table(), self._on_keys(table)).keys.chosen_sql)
+            return jobs.among(TableQueue.of(table(), self._on_keys(table)).keys.sql.chosen)
 
     def _on_keys(self, table: Any) -> tuple[Any, ...]:
         return (*self.restrict, self._checked_key(table)) if self.key else self.restrict

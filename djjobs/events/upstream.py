@@ -20,6 +20,7 @@ from ..queue.database import portions
 from ..queue.keys import kind_of, table_label
 from ..settings import settings
 from ..sql import Engine
+from ..sql.queries import keys_among
 from .outbox import Change
 
 __all__ = ["Upstream", "listens", "registry", "restrictions_for"]
@@ -95,15 +96,14 @@ def restrictions_for(table: Any, change: Change, engine: Engine) -> list[str] | 
         return None
     kinds = [kind_of(table.heading[name], table_label(table)) for name in names]
     places = [change.attributes.index(name) for name in names]
-    rows: dict[str, None] = {}
+    columns = [datajoint_api.quote(table.connection, name) for name in names]
+    found: dict[tuple[str, ...], None] = {}
     for key in change.keys:
         literals = [engine.dialect.literal(kind, key[place]) for kind, place in zip(kinds, places, strict=True)]
         if None in literals:
             return None
-        rows[f"({', '.join(literals)})"] = None  # type: ignore[arg-type]
-    columns = ", ".join(datajoint_api.quote(table.connection, name) for name in names)
-    found = list(rows)
-    return [f"({columns}) IN ({', '.join(portion)})" for portion in portions(found, _PORTION)]
+        found[tuple(literals)] = None  # type: ignore[arg-type]
+    return [keys_among(columns, portion) for portion in portions(list(found), _PORTION)]
 
 
 def listens(table: type) -> bool:

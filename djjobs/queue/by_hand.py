@@ -71,9 +71,8 @@ def fail(jobs: TableQueue, key: Mapping[str, Any], key_hash: str | None, message
 
 def release_older(jobs: TableQueue, seconds: float, priority: int | None) -> int:
     """Put jobs back that have been reserved for longer than this, whoever has them; return how many."""
-    engine = jobs.queue.engine
-    sql = jobs.queue.sql(engine.by_hand.release_older, interval=engine.dialect.seconds("%(seconds)s"))
-    return jobs.queue.db.change(sql, table=jobs.table_name, seconds=seconds, priority=priority)
+    statement = jobs.queue.engine.by_hand.release_older
+    return jobs.queue.change(statement, table=jobs.table_name, age=seconds, priority=priority)
 
 
 def _insist_on_job(jobs: TableQueue, key: Mapping[str, Any], key_hash: str | None) -> None:

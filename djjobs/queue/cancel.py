@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from ..errors import JobNotCancellable
+from ..sql.queries import first_row
 from .database import portions
 from .keys import Keys
 from .queue import Queue
@@ -17,7 +18,7 @@ _MOST_PASSES = 20
 
 def cancel(queue: Queue, keys: Keys, force: bool = False) -> int:
     """Call off the jobs of these keys; return how many were cancelled or asked to stop."""
-    count = _CallingOff(queue, keys.table.table_name, keys.chosen_sql, queue.engine.jobs.change_chosen).run(force)
+    count = _CallingOff(queue, keys.table.table_name, keys.sql.chosen, queue.engine.jobs.change_chosen).run(force)
     if not count:
         _insist_on_cancellable(queue, keys)
     return count
@@ -79,7 +80,7 @@ class _CallingOff:
 
 
 def _insist_on_cancellable(queue: Queue, keys: Keys) -> None:
-    find = queue.sql(queue.engine.jobs.statuses_of, chosen=keys.chosen_sql)
+    find = queue.sql(queue.engine.jobs.statuses_of, chosen=keys.sql.chosen)
     statuses = dict(queue.db.execute(find, table=keys.table.table_name).fetchall())
     over = {status: count for status, count in statuses.items() if status in ("success", "error", "ignore")}
     if "cancelled" in statuses:
@@ -91,5 +92,5 @@ def _insist_on_cancellable(queue: Queue, keys: Keys) -> None:
             f"Nothing of {keys.label} is left to cancel: {what}. {name}.ignore_jobs(...) keeps failed jobs from "
             "being retried; to undo what is done, delete it from the table."
         )
-    if keys.restricted and queue.db.execute(f"{keys.made_among_sql} LIMIT 1").fetchone():
+    if keys.restricted and queue.db.execute(first_row(keys.sql.made_among)).fetchone():
         raise JobNotCancellable(f"Nothing of {keys.label} is left to cancel: it is in the table already.")

@@ -74,10 +74,7 @@ class Claims:
         self._queue, self._keys, self._order, self._priority = queue, keys, order, priority
         self.table_name = keys.table.table_name
         self.claimant = claimant or Claimant()
-        # A retry's turn is its priority less a thousand.
-        within = " AND ({job}turn BETWEEN 0 AND %(priority)s OR {job}turn <= %(priority)s - 1000)"
-        self._asked_for = "" if automatic else queue.engine.claims.not_automatic
-        self._only = ("" if priority is None else within) + (f" {self._asked_for}" if self._asked_for else "")
+        self._automatic = automatic
         metadata = version_metadata(keys.table)
         self._reserve = queue.sql(
             queue.engine.claims.reserve, versioned=queue.engine.claims.with_version if metadata else ""
@@ -102,12 +99,15 @@ class Claims:
         """How many jobs there are to claim now."""
         engine, keys = self._queue.engine, self._keys
         if keys.restricted:
-            only = self._only.format(job="job.")
-            sql = self._queue.sql(engine.claims.count_chosen, chosen=keys.chosen_sql, only=only)
+            sql = self._queue.sql(engine.claims.count_chosen, chosen=keys.sql.chosen, only=self._only("job"))
         else:
-            sql = self._queue.sql(engine.claims.count_scheduled, only=self._only.format(job=""))
+            sql = self._queue.sql(engine.claims.count_scheduled, only=self._only())
         self._first_turn(_FIRST)
         return self._queue.db.execute(sql, **self._parameters()).fetchone()[0]
+
+    def _only(self, alias: str = "") -> str:
+        """SQL of which jobs this worker may claim."""
+        return self._queue.engine.claims.only(self._automatic, self._priority is not None, alias)
 
     def _parameters(self, **more: Any) -> dict[str, Any]:
         return {"table": self.table_name, "priority": self._priority, **more}
@@ -136,8 +136,8 @@ class Claims:
                 queue.change(queue.engine.claims.release_claim, table=self.table_name, **token)
             raise
         return [
-            Job(key_hash, self._keys.decode(key), attempt, priority, token["worker"], token["claim"], run_id)
-            for key_hash, key, attempt, priority, run_id in rows
+            Job(key_hash, self._keys.decode(key), attempt, priority, token["worker"], token["claim"], run_id, waited)
+            for key_hash, key, attempt, priority, run_id, waited in rows
         ]
 
     # -- all jobs of the table -------------------------------------------------------------------------
@@ -148,15 +148,14 @@ class Claims:
         while turn is not None:
             if self._order == "random":
                 yield from self._picks_at_random(turn, left)
-            direction = "DESC" if self._order == "reverse" else "ASC"
-            asked_for = self._asked_for.format(job="")
-            pick = self._queue.sql(self._queue.engine.claims.pick_in_order, direction=direction, asked_for=asked_for)
-            yield pick, {"turn": turn}
+            claims = self._queue.engine.claims
+            parts = {"direction": claims.direction[self._order], "asked_for": claims.only(self._automatic)}
+            yield self._queue.sql(claims.pick_in_order, **parts), {"turn": turn}
             turn = self._first_turn(turn)
 
     def _first_turn(self, floor: int) -> int | None:
         queue = self._queue
-        sql = queue.sql(queue.engine.claims.next_turn, only=self._only.format(job=""))
+        sql = queue.sql(queue.engine.claims.next_turn, only=self._only())
         turn, is_due = queue.db.execute(sql, **self._parameters(floor=floor)).fetchone()
         if is_due and floor == _FIRST:
             queue.db.retry(self._line_up)
@@ -173,13 +172,13 @@ class Claims:
 
     def _picks_at_random(self, turn: int, left: Callable[[], int]) -> Iterator[tuple[str, dict[str, Any]]]:
         """What to pick at random. It may miss jobs that are rare among the table's rows; these go in order."""
-        queue = self._queue
+        queue, claims = self._queue, self._queue.engine.claims
         for more in (_FEW_MORE, _MANY_MORE):
             place = {"turn": turn, "start": secrets.token_hex(16), "window": left() + more, "count": left()}
-            find = queue.sql(queue.engine.claims.find_near, asked_for=self._asked_for.format(job="near."))
+            find = queue.sql(claims.find_near, asked_for=claims.only(self._automatic, alias="near"))
             rows = queue.db.execute(find, **self._parameters(**place)).fetchall()
             if rows:
-                yield queue.sql(queue.engine.claims.pick_these), {"hashes": tuple(row[0] for row in rows)}
+                yield queue.sql(claims.pick_these), {"hashes": tuple(row[0] for row in rows)}
 
     # -- jobs that a restriction chooses -------------------------------------------------------------------
 
@@ -197,13 +196,8 @@ class Claims:
             time.sleep(random.uniform(0, 0.05))
 
     def _page(self) -> tuple[str, ...]:
-        queue, direction = self._queue, "DESC" if self._order == "reverse" else "ASC"
-        order = "job.key_hash < %(start)s, job.key_hash" if self._order == "random" else f"job.due_time {direction}"
-        sql = queue.sql(
-            queue.engine.claims.find_chosen,
-            chosen=self._keys.chosen_sql,
-            only=self._only.format(job="job."),
-            order=order,
-        )
+        queue, claims = self._queue, self._queue.engine.claims
+        parts = {"chosen": self._keys.sql.chosen, "only": self._only("job"), "order": claims.order[self._order]}
+        sql = queue.sql(claims.find_chosen, **parts)
         rows = queue.db.execute(sql, **self._parameters(count=_PAGE, start=secrets.token_hex(16)))
         return tuple(row[0] for row in rows.fetchall())

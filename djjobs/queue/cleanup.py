@@ -10,6 +10,7 @@ from typing import Any
 
 from ..dj.compat import datajoint_api
 from ..settings import settings
+from ..sql.queries import among
 from ..telemetry import emit
 from .database import portions
 from .finish import Finisher
@@ -36,10 +37,10 @@ def cleanup(queue: Queue, finisher: Finisher, chosen: str = "") -> dict[str, int
     orphans = _Removal(queue, finisher, join, queue.engine.jobs.find_orphans)
     expired = _Removal(queue, finisher, join, queue.engine.jobs.find_expired)
     counts = {
-        "orphaned_success": orphans.run(("success",), living=keys.made_sql),
-        "orphaned_incomplete": orphans.run(("scheduled", "error", "ignore", "cancelled"), living=keys.chosen_sql),
+        "orphaned_success": orphans.run(("success",), living=keys.sql.made),
+        "orphaned_incomplete": orphans.run(("scheduled", "error", "ignore", "cancelled"), living=keys.sql.chosen),
         "recovered": recovered,
-        "expired": expired.run(("success", "error", "cancelled"), made=keys.made_sql),
+        "expired": expired.run(("success", "error", "cancelled"), made=keys.sql.made),
         # A restriction is about jobs.
         "runs": 0 if chosen else _remove_runs(queue, finisher),
     }
@@ -54,10 +55,9 @@ def recover_dead(queue: Queue, finisher: Finisher, join_chosen: str = "") -> int
 
 def remove_stale(queue: Queue, finisher: Finisher, seconds: float) -> int:
     """Remove jobs older than this whose key has left key_source, but for ignored and running ones; return how many."""
-    engine = queue.engine
-    old = engine.render(engine.jobs.created_before, age=engine.dialect.seconds("%(age)s"))
-    stale = _Removal(queue, finisher, "", engine.jobs.find_orphans, also=old, age=seconds)
-    return stale.run(("scheduled", "error", "cancelled", "success"), living=finisher.keys.chosen_sql)
+    jobs = queue.engine.jobs
+    stale = _Removal(queue, finisher, "", jobs.find_orphans, also=queue.sql(jobs.created_before), age=seconds)
+    return stale.run(("scheduled", "error", "cancelled", "success"), living=finisher.keys.sql.chosen)
 
 
 def _remove_runs(queue: Queue, finisher: Finisher) -> int:
@@ -65,8 +65,8 @@ def _remove_runs(queue: Queue, finisher: Finisher) -> int:
     engine, table = queue.engine, finisher.table_name
     # Runs that nobody has seen end; one that waits for a finish_run that the table no longer has would wait for ever.
     queue.change(engine.runs.end_runs, table=table, finish=int(not has_hook(finisher.keys.table, "finish_run")))
-    find = queue.sql(engine.runs.find_expired_runs, retention=engine.dialect.seconds("%(retention)s"))
-    runs = [run_id for (run_id,) in queue.db.execute(find, table=table, retention=settings.retention).fetchall()]
+    rows = queue.execute(engine.runs.find_expired_runs, table=table, retention=settings.retention).fetchall()
+    runs = [run_id for (run_id,) in rows]
     return sum(queue.change(engine.runs.delete_runs, runs=portion) for portion in portions(runs))
 
 
@@ -81,17 +81,14 @@ class _Removal:
 
     def run(self, statuses: tuple[str, ...], **parts: str) -> int:
         """Remove the jobs of these statuses that the statement finds; return how many."""
-        queue, engine, table_name = self._queue, self._queue.engine, self._finisher.table_name
-        among = "(" + ", ".join(f"'{status}'" for status in statuses) + ")"
-        parts |= {"join_chosen": self._join, "statuses": among, "retention": engine.dialect.seconds("%(retention)s")}
-        parts["also"] = self._also
-        find, delete = queue.sql(self._find, **parts), queue.sql(engine.jobs.delete_orphans, statuses=among)
-        rows = queue.db.execute(find, **self._parameters).fetchall()
+        queue, which = self._queue, {**self._parameters, "statuses": statuses}
+        find = queue.sql(self._find, join_chosen=self._join, also=self._also, **parts)
+        rows = queue.db.execute(find, **which).fetchall()
         removed = 0
         for portion in portions(rows):
             hashes = self._agreed([key_hash for key_hash, _ in portion])
             if hashes:
-                removed += queue.db.change(delete, table=table_name, hashes=hashes, seen=portion[0][1])
+                removed += queue.change(queue.engine.jobs.delete_orphans, **which, hashes=hashes, seen=portion[0][1])
         return removed
 
     def _agreed(self, hashes: list[str]) -> tuple[str, ...]:
@@ -100,9 +97,8 @@ class _Removal:
         if not has_hook(table, "before_delete"):
             return tuple(hashes)
         jobs = self._queue.jobs & {"table_name": self._finisher.table_name}
-        among = ", ".join(f"'{key_hash}'" for key_hash in hashes)
         agreed = []
-        for job in datajoint_api.dicts(jobs & f"key_hash IN ({among})"):
+        for job in datajoint_api.dicts(jobs & among("key_hash", hashes)):
             try:
                 table.before_delete({**job, "key": self._finisher.keys.decode(job["key"])})
                 agreed.append(job["key_hash"])

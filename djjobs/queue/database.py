@@ -85,7 +85,7 @@ class Database:
             for statement in rest:
                 self.execute(statement)
             yield
-            self.execute("COMMIT")
+            self.execute(self.engine.connection.commit)
         except Exception:
             self.roll_back()
             raise
@@ -110,7 +110,7 @@ class Database:
     def roll_back(self) -> None:
         """Roll back, also what DataJoint began; if that does not get through, start afresh."""
         try:
-            self.connection.query("ROLLBACK", reconnect=False)
+            self.connection.query(self.engine.connection.roll_back, reconnect=False)
         except Exception:
             self.reconnect()
         forget_transaction(self.connection)

@@ -99,9 +99,9 @@ def is_scheduling(queue: Queue, table_name: str) -> bool:
 
 def insert_new(queue: Queue, keys: Keys, status: str, priority: int, few: bool = False, automatic: bool = False) -> int:
     """Insert the keys that are neither in the target nor in the queue; return how many. `few` expects few keys."""
-    parameters = {"table": keys.table.table_name, "priority": priority, "run": None, "automatic": int(automatic)}
-    insert = _insert_sql(queue, keys, status, None, few, careful=True)
-    inserted = queue.db.change(insert, **parameters, **queue.signature())
+    about = {"status": status, "priority": priority, "run": None, "automatic": int(automatic)}
+    insert = _insert_sql(queue, keys, None, few, careful=True)
+    inserted = queue.db.change(insert, table=keys.table.table_name, **about, **queue.signature())
     if inserted and automatic:
         _note_automatic(queue, keys)
     if inserted:
@@ -124,65 +124,11 @@ def _note_automatic(queue: Queue, keys: Keys) -> None:
     queue.change(queue.engine.control.note_automatic, table=keys.table.table_name)
 
 
-def _insert_sql(queue: Queue, keys: Keys, status: str, due_time: DueTime, few: bool, careful: bool) -> str:
-    """The statement that inserts new jobs.
-
-    A careful one goes by the hashes of all keys, and skips jobs that others insert meanwhile.
-    """
-    engine = queue.engine
-    due, turn = _due_and_turn(queue, due_time, "%(priority)s")
-    read_back = "" if careful else keys.read_back_sql("queued")
-    new_keys = _new_by_value(queue, keys, read_back) if read_back else _new_by_hash(queue, keys, few)
-    return queue.sql(
-        engine.enqueue.schedule_new,
-        new_keys=new_keys.sql,
-        hash=new_keys.hash,
-        json=engine.dialect.json(new_keys.json),
-        status=f"'{status}'",
-        due=due,
-        turn=turn,
-        microseconds=engine.dialect.microseconds(new_keys.place),
-        or_skip_queued=engine.dialect.or_skip["table_name"] if careful else "",
-    )
-
-
-@dataclass(frozen=True)
-class _NewKeys:
-    """SQL of the keys that need a job, and of what the job takes from them."""
-
-    sql: str
-    hash: str
-    json: str
-    place: str
-
-
-def _new_by_hash(queue: Queue, keys: Keys, few: bool) -> _NewKeys:
-    engine = queue.engine
-    sql = queue.sql(
-        engine.enqueue.new_by_hash,
-        source=keys.source_sql,
-        target=keys.target.full_table_name,
-        same_key=keys.same_key_sql,
-        hash=keys.hash_sql("source"),
-        numbered=engine.enqueue.numbered.format(order=keys.order_sql("source")),
-        queued_here=engine.enqueue.these_queued if keys.restricted else engine.enqueue.all_queued,
-        one_by_one=engine.enqueue.one_by_one if few else "",
-    )
-    place = engine.enqueue.place.format(order=keys.order_sql("todo"))
-    return _NewKeys(sql, "todo._hash", keys.json_sql("todo"), place)
-
-
-def _new_by_value(queue: Queue, keys: Keys, read_back: str) -> _NewKeys:
-    sql = queue.sql(
-        queue.engine.enqueue.new_by_value,
-        source=keys.source_sql,
-        target=keys.target.full_table_name,
-        same_key=keys.same_key_sql,
-        json=keys.json_sql("source"),
-        columns=keys.order_sql("source"),
-        read_back=read_back,
-    )
-    return _NewKeys(sql, queue.engine.dialect.hash("todo._json"), "todo._json", "todo._place")
+def _insert_sql(queue: Queue, keys: Keys, due_time: DueTime, few: bool, careful: bool) -> str:
+    """The statement that inserts new jobs. A careful one skips jobs that others insert meanwhile."""
+    enqueue = queue.engine.enqueue
+    statement = enqueue.schedule_new_carefully if careful else enqueue.schedule_new
+    return queue.sql(statement, **enqueue.new_keys(keys.sql, few, keys.restricted), **_due(queue, due_time))
 
 
 class _NewRun:
@@ -194,11 +140,12 @@ class _NewRun:
         self._queue, self._keys, self._name, self._due_time, self._few = queue, keys, name, due_time, few
         self._run_id = secrets.randbelow(_RUN_IDS - 1) + 1
         self._tried = False
-        # To be careful takes PostgreSQL much longer, and is hardly ever needed.
+        # To be careful takes longer, and is hardly ever needed.
         self._careful = few
         self._parameters = {
             "table": keys.table.table_name,
             "run": self._run_id,
+            "status": "scheduled",
             "due_time": _due_parameter(due_time, keys.label),
             "automatic": int(automatic),
             **queue.signature(),
@@ -224,22 +171,17 @@ class _NewRun:
         self._tried = True
         try:
             return self._insert(priority, force, take_along)
-        except Exception as error:
-            # Others have put some of the keys into the queue since the statement began, or it holds keys that do not
-            # fit the table and cannot be read back: one of that name had others before.
-            overtaken = isinstance(error, DuplicateError)
-            unread = queue.engine.errors.diagnose(error) == "query" and self._keys.read_back_sql("queued")
-            if self._careful or not (overtaken or unread):
+        except DuplicateError:
+            # Others have put some of the keys into the queue since the statement began.
+            if self._careful:
                 raise
             self._careful = True
             return self._insert(priority, force, take_along)
 
     def _insert(self, priority: int, force: bool, take_along: bool) -> int:
         queue = self._queue
-        insert = _insert_sql(queue, self._keys, "scheduled", self._due_time, self._few, self._careful)
+        insert = _insert_sql(queue, self._keys, self._due_time, self._few, self._careful)
         with queue.db.transaction():
-            if queue.engine.enqueue.room_to_compare and not self._few:
-                queue.db.execute(queue.engine.enqueue.room_to_compare)
             count = self._move_here(("error", "ignore", "cancelled")) if force else 0
             count += self._take_along(priority) if take_along else 0
             count += queue.db.execute(insert, **self._parameters, priority=priority).rowcount
@@ -249,12 +191,11 @@ class _NewRun:
 
     def _move_here(self, statuses: tuple[str, ...]) -> int:
         """Put back jobs of these statuses; they leave the runs that they were in."""
-        queue, engine, chosen = self._queue, self._queue.engine, self._keys.chosen_sql
+        queue, engine, chosen = self._queue, self._queue.engine, self._keys.sql.chosen
         parameters = {**self._parameters, "statuses": statuses}
         leaving = queue.db.execute(queue.sql(engine.runs.count_leaving, chosen=chosen), **parameters).fetchall()
         self._leave_runs(dict(leaving))
-        due, turn = _due_and_turn(queue, self._due_time, "priority")
-        changes = queue.sql(engine.jobs.put_back_in_run, due=due, turn=turn)
+        changes = queue.sql(engine.jobs.put_back_in_run, **_due(queue, self._due_time))
         sql = queue.sql(engine.jobs.change_chosen, changes=changes, chosen=chosen, also="")
         return queue.db.execute(sql, **parameters).rowcount
 
@@ -264,14 +205,13 @@ class _NewRun:
         if not queue.execute(engine.control.may_be_automatic, **self._parameters).fetchone():
             return 0
         if self._keys.restricted:
-            join = queue.sql(engine.jobs.join_chosen, chosen=self._keys.chosen_sql)
+            join = queue.sql(engine.jobs.join_chosen, chosen=self._keys.sql.chosen)
         else:
             queue.execute(engine.control.forget_automatic, **self._parameters)
         find = queue.sql(engine.enqueue.find_automatic, join_chosen=join)
         hashes = [key_hash for (key_hash,) in queue.db.execute(find, **self._parameters).fetchall()]
-        due, turn = _due_and_turn(queue, self._due_time, "%(priority)s")
-        later = "" if self._due_time is None else f", due_time = {due}"
-        changes = queue.sql(engine.enqueue.take_along, turn=turn, due=later)
+        take_along = engine.enqueue.take_along if self._due_time is None else engine.enqueue.take_along_later
+        changes = queue.sql(take_along, **_due(queue, self._due_time))
         change = queue.sql(engine.jobs.change_these, changes=changes, also="")
         count = 0
         for portion in portions(hashes):
@@ -291,32 +231,31 @@ class _NewRun:
             queue.execute(engine.runs.end_empty_run, run=run_id)
 
     def _add(self, count: int) -> None:
-        due, _ = _due_and_turn(self._queue, self._due_time, "priority")
+        queue, due = self._queue, _due(self._queue, self._due_time)
         about = {
             "name": self._name,
             "restriction": self._keys.restriction_text,
             "total": count,
             "finish": int(bool(count) and has_hook(self._keys.table, "finish_run")),
         }
-        self._queue.db.execute(self._queue.sql(self._queue.engine.runs.add_run, due=due), **self._parameters, **about)
+        queue.db.execute(queue.sql(queue.engine.runs.add_run, **due), **self._parameters, **about)
 
 
 def put_back(queue: Queue, keys: Keys, statuses: tuple[str, ...]) -> int:
     """Make jobs of these statuses `scheduled` again, keeping what they tell of earlier attempts."""
-    return _put_back(queue, keys, statuses, keys.chosen_sql)
+    return _put_back(queue, keys, statuses, keys.sql.chosen)
 
 
 def put_back_unmade(queue: Queue, keys: Keys) -> int:
     """Make jobs `scheduled` again that succeeded, but whose row has left the target."""
-    return _put_back(queue, keys, ("success",), keys.todo_sql)
+    return _put_back(queue, keys, ("success",), keys.sql.todo)
 
 
 def _put_back(queue: Queue, keys: Keys, statuses: tuple[str, ...], chosen: str) -> int:
     """Their runs go on, and begin to if they were called off."""
     engine, parameters = queue.engine, {"table": keys.table.table_name, "statuses": statuses}
-    due, turn = _due_and_turn(queue, None, "priority")
     reopen = queue.sql(engine.runs.reopen_runs, chosen=chosen)
-    changes = queue.sql(engine.jobs.put_back, due=due, turn=turn)
+    changes = queue.sql(engine.jobs.put_back, **_due(queue, None))
     change = queue.sql(engine.jobs.change_chosen, changes=changes, chosen=chosen, also="")
 
     def attempt() -> int:
@@ -340,16 +279,10 @@ def set_status(queue: Queue, table_name: str, chosen: str, statuses: tuple[str, 
     return changed
 
 
-def _due_and_turn(queue: Queue, due_time: DueTime, priority: str) -> tuple[str, str]:
-    """SQL of when a job is due, and of its place in line: none while it waits for a time to come."""
-    engine = queue.engine
-    if due_time is None:
-        return engine.dialect.now, priority
-    if isinstance(due_time, datetime.timedelta):
-        due = f"{engine.dialect.now} + {engine.dialect.seconds('%(due_time)s')}"
-    else:
-        due = engine.dialect.moment("%(due_time)s")
-    return due, f"CASE WHEN {due} <= {engine.dialect.now} THEN {priority} END"
+def _due(queue: Queue, due_time: DueTime) -> dict[str, str]:
+    """SQL of when a job is due, and of its turn then."""
+    kind = "now" if due_time is None else "delay" if isinstance(due_time, datetime.timedelta) else "moment"
+    return queue.engine.dialect.due(kind)
 
 
 def _due_parameter(due_time: DueTime, label: str) -> Any:
@@ -381,7 +314,7 @@ def _scope(keys: Keys, force: bool) -> str:
     if not keys.restricted and not force:
         return _ALL
     # DataJoint numbers the aliases of its subqueries anew each time.
-    what = re.sub(r"[`\"]\$\w+[`\"]", "", keys.source_sql) if keys.restricted else ""
+    what = re.sub(r"[`\"]\$\w+[`\"]", "", keys.sql.source) if keys.restricted else ""
     return hashlib.sha256(f"{force} {what}".encode()).hexdigest()[:32]
 
 
@@ -402,8 +335,7 @@ def _turn_to_schedule(queue: Queue, table_name: str, scope: str, interval: float
         raise
     queue.change(engine.control.end_scheduling, **parameters)
     if scope != _ALL:
-        forget = queue.sql(engine.control.forget_scopes, interval=engine.dialect.seconds("%(interval)s"))
-        queue.db.change(forget, table=table_name, interval=_REMEMBERED)
+        queue.change(engine.control.forget_scopes, table=table_name, interval=_REMEMBERED)
 
 
 def _begin(queue: Queue, scope: str, parameters: dict[str, Any], interval: float) -> bool:
@@ -414,16 +346,12 @@ def _begin(queue: Queue, scope: str, parameters: dict[str, Any], interval: float
         queue.change(engine.control.add_scope, table=table_name, scope=scope)
     if is_scheduled and interval:
         return False
-    begin = queue.sql(
-        engine.control.begin_scheduling,
-        mark=engine.dialect.seconds("%(mark)s"),
-        interval=engine.dialect.seconds("%(interval)s"),
-    )
-    return bool(queue.db.change(begin, **parameters, interval=interval, mark=settings.scheduling_timeout))
+    limits = {"interval": interval, "mark": settings.scheduling_timeout}
+    return bool(queue.change(engine.control.begin_scheduling, **parameters, **limits))
 
 
 def _is_scheduled(queue: Queue, table_name: str, scope: str, interval: float) -> bool | None:
     """Whether a scheduling of this scope runs or is recent; None if there never was one."""
-    sql = queue.sql(queue.engine.control.is_scheduled, interval=queue.engine.dialect.seconds("%(interval)s"))
-    row = queue.db.execute(sql, table=table_name, scope=scope, interval=interval).fetchone()
+    which = {"table": table_name, "scope": scope, "interval": interval}
+    row = queue.execute(queue.engine.control.is_scheduled, **which).fetchone()
     return None if row is None else bool(row[0])

@@ -16,6 +16,7 @@ from ..dj.blobs import pack
 from ..dj.connection import before_commit
 from ..errors import JobCancelled, JobTimeout, LeaseLost
 from ..interrupt import Stop
+from ..sql.queries import first_row
 from .claim import Job
 from .identity import claims_of, run_metadata
 from .keys import Keys, UnfitKey
@@ -197,8 +198,7 @@ class Finisher:
         wait = wait_after(attempts[-(used_up + 1) :])
         parameters = {**token, **self._story(failure), "attempts": json.dumps(attempts[-_ATTEMPTS_KEPT:])}
         if wait is not None:
-            again = queue.sql(engine.attempts.try_again, wait=engine.dialect.seconds("%(wait)s"))
-            queue.db.execute(again, **parameters, wait=wait)
+            queue.execute(engine.attempts.try_again, **parameters, wait=wait)
             return "scheduled"
         queue.execute(engine.attempts.fail, **parameters)
         return "error"
@@ -215,7 +215,7 @@ class Finisher:
             return False
         target = getattr(self._table, "target", self._table)
         sql = (target & job.key).proj().make_sql()
-        return self.queue.db.execute(f"{sql} LIMIT 1").fetchone() is not None
+        return self.queue.db.execute(first_row(sql)).fetchone() is not None
 
     def _record(self, number: int, now: Any, failure: Failure) -> dict[str, Any]:
         who = self.queue.signature()

@@ -7,6 +7,7 @@ import re
 import uuid
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from functools import cached_property
 from typing import Any
 
 from datajoint.errors import DataJointError
@@ -15,6 +16,8 @@ from ..dj.compat import datajoint_api
 from ..dj.tables import QueryExpression, keys_of
 from ..errors import DjJobsError
 from ..sql import Engine
+from ..sql.keys import KeyAttribute, KeySQL
+from ..sql.queries import hashes_of_table
 from .tables import RESTRICTION_LENGTH
 
 __all__ = ["Keys", "UnfitKey", "about_keys_of", "hashes_sql", "is_about_jobs", "table_label"]
@@ -62,9 +65,7 @@ def hashes_sql(jobs: Any, table: Any) -> str:
     """The hashes of those jobs of a query on `~jobs` that are a table's own."""
     if hasattr(jobs, "own_hashes_sql"):
         return jobs.own_hashes_sql()
-    held = jobs.proj("table_name", "key_hash").make_sql()
-    # DISTINCT keeps MySQL from merging the subquery into a statement that changes the same table.
-    return f"SELECT DISTINCT key_hash FROM ({held}) AS held WHERE held.table_name = '{table.table_name}'"
+    return hashes_of_table(jobs.proj("table_name", "key_hash").make_sql(), table.table_name)
 
 
 class UnfitKey(dict[str, Any]):
@@ -107,7 +108,6 @@ class Keys:
         restrictions = tuple(about_keys_of(restriction, table) for restriction in restrictions)
         self._on_keys = [r for r in restrictions if not is_about_jobs(r)]
         self._on_jobs = [r for r in restrictions if is_about_jobs(r)]
-        self._quote = lambda name: datajoint_api.quote(table.connection, name)
         self.target = getattr(table, "target", table)
         self.query = self._key_source()
         self.attributes = {name: self.target.heading[name] for name in self.query.heading.primary_key}
@@ -145,74 +145,19 @@ class Keys:
         """The restrictions in words, for people to read."""
         return "; ".join(_in_words(one) for one in (*self._on_keys, *self._on_jobs))[:RESTRICTION_LENGTH]
 
-    @property
-    def source_sql(self) -> str:
-        """The keys, one row each."""
-        sql = self.query.make_sql()
-        if self._on_jobs:
-            among = [f"{self.hash_sql('chosen_key')} IN ({hashes_sql(jobs, self.table)})" for jobs in self._on_jobs]
-            sql = f"SELECT * FROM ({sql}) AS chosen_key WHERE {' AND '.join(among)}"
-        return sql
+    @cached_property
+    def sql(self) -> KeySQL:
+        """The SQL about these keys."""
+        among = [hashes_sql(jobs, self.table) for jobs in self._on_jobs]
+        attributes = [self._attribute(name) for name in self.attributes]
+        source, target = self.query.make_sql(), self.target.full_table_name
+        return KeySQL(self.engine.dialect, attributes, source, target, among)
 
-    def json_sql(self, alias: str) -> str:
-        return self.engine.dialect.json_text(
-            {name: (self._column(alias, name), self._kinds[name]) for name in self.attributes}
-        )
-
-    def _column(self, alias: str, name: str) -> str:
-        """A key attribute, in the target's type: a key_source may compute it in another, and hash differently."""
-        column, kind, wanted = f"{alias}.{self._quote(name)}", self._kinds[name], self.attributes[name].type
-        if self.query.heading[name].type == wanted or alias == "target":
-            return column
-        return self.engine.dialect.in_type(column, kind, wanted)
-
-    def hash_sql(self, alias: str) -> str:
-        return self.engine.dialect.hash(self.json_sql(alias))
-
-    @property
-    def chosen_sql(self) -> str:
-        """The hashes of the keys, one row each."""
-        return f"SELECT DISTINCT {self.hash_sql('source')} AS key_hash FROM ({self.source_sql}) AS source"
-
-    @property
-    def todo_sql(self) -> str:
-        """The hashes of the keys that are not in the target."""
-        made = f"SELECT 1 FROM {self.target.full_table_name} AS target WHERE {self.same_key_sql}"
-        return f"{self.chosen_sql} WHERE NOT EXISTS ({made})"
-
-    @property
-    def made_sql(self) -> str:
-        """The hashes of the keys that are in the target."""
-        target = self.target.full_table_name
-        return f"SELECT DISTINCT {self.hash_sql('target')} AS key_hash FROM {target} AS target"
-
-    @property
-    def made_among_sql(self) -> str:
-        """A row for every key that is in the target."""
-        made = f"SELECT 1 FROM {self.target.full_table_name} AS target WHERE {self.same_key_sql}"
-        return f"SELECT 1 FROM ({self.source_sql}) AS source WHERE EXISTS ({made})"
-
-    @property
-    def same_key_sql(self) -> str:
-        """Whether a row of the target belongs to a key."""
-        pairs = [f"target.{self._quote(name)} = source.{self._quote(name)}" for name in self.attributes]
-        return " AND ".join(pairs) or "TRUE"
-
-    def order_sql(self, alias: str) -> str:
-        return ", ".join(f"{alias}.{self._quote(name)}" for name in self.attributes) or "1"
-
-    def read_back_sql(self, alias: str) -> str:
-        """The attributes of a key from the JSON of its job, in the target's types.
-
-        Empty if that cannot be said, or if jobs of other keys would be in the way.
-        """
-        if self.restricted:
-            return ""
-        json = f"{alias}.{self.engine.dialect.key}"
-        columns = [
-            self.engine.dialect.read_back(json, name, attribute.type) for name, attribute in self.attributes.items()
-        ]
-        return ", ".join(columns) if all(columns) else ""
+    def _attribute(self, name: str) -> KeyAttribute:
+        """A key_source may compute an attribute in another type than the target has."""
+        type_ = self.attributes[name].type
+        quoted = datajoint_api.quote(self.table.connection, name)
+        return KeyAttribute(name, quoted, self._kinds[name], type_, self.query.heading[name].type != type_)
 
     def columns_sql(self, queue: Any) -> list[str]:
         """The attributes of the key of a job, out of its JSON, as the columns of the target would be."""

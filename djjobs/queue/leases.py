@@ -45,8 +45,7 @@ class Registration:
         parameters = {"worker": self._worker_id, "lease": settings.lease, "state": self.state}
         if queue.execute(engine.workers.beat, **parameters).rowcount:
             return
-        forget = queue.sql(engine.workers.forget_workers, interval=engine.dialect.seconds("%(seconds)s"))
-        queue.db.execute(forget, seconds=_REMEMBERED)
+        queue.execute(engine.workers.forget_workers, interval=_REMEMBERED)
         who = {name: value for name, value in queue.signature().items() if name != "connection_id"}
         about = {"slots": self._slots, "tables": json.dumps(self._tables), "cluster_job": cluster_job()}
         queue.execute(engine.workers.enter_worker, **parameters, **who, **about)
@@ -78,7 +77,7 @@ def recover(
     finishers: Mapping[str, Finisher],
     between: Callable[[], None] = lambda: None,
     join_chosen: str = "",
-    surely: str = "",
+    uptime: float | None = None,
 ) -> int:
     """Put the jobs of dead workers back into the queue; return how many.
 
@@ -93,23 +92,19 @@ def recover(
         Called between two jobs. Defaults to nothing.
     join_chosen : str
         SQL that keeps to some of the jobs. Defaults to all.
-    surely : str
-        SQL of what else must be known of a worker that is taken for dead. Defaults to nothing.
+    uptime : float
+        For how many seconds the server has been there, if that matters: who could not be heard before then has the
+        time of a lease from when it was missed. Defaults to None.
     """
-    engine = queue.engine
-    leases = {
-        "lease": engine.dialect.seconds("%(lease)s"),
-        "own_lease": engine.dialect.seconds("worker.lease"),
-        "surely": surely,
-    }
-    find = queue.sql(engine.workers.find_dead_claims, **leases, join_chosen=join_chosen)
-    is_dead = queue.sql(engine.workers.is_dead, own_lease=engine.dialect.seconds("lease"))
-    rows = queue.db.execute(find, tables=tuple(finishers), lease=settings.lease).fetchall()
+    workers = queue.engine.workers
+    surely = "" if uptime is None else queue.sql(workers.was_surely_missed)
+    find = queue.sql(workers.find_dead_claims, surely=surely, join_chosen=join_chosen)
+    rows = queue.db.execute(find, tables=tuple(finishers), lease=settings.lease, uptime=uptime).fetchall()
     recovered = 0
     for table_name, key_hash, key, attempt, priority, worker_id, claim, host, pid in rows:
 
         def dead(worker_id: str = worker_id) -> bool:
-            row = queue.db.execute(is_dead, worker=worker_id).fetchone()
+            row = queue.execute(workers.is_dead, worker=worker_id).fetchone()
             return row is None or bool(row[0])
 
         finisher = finishers[table_name]
@@ -120,7 +115,7 @@ def recover(
             recovered += 1
             emit("job recovered", finisher.name, job.key, attempt=attempt + 1, message=story, status=outcome)
         between()
-    queue.db.execute(queue.sql(engine.workers.mark_dead, own_lease=engine.dialect.seconds("lease")))
+    queue.execute(workers.mark_dead)
     return recovered
 
 
@@ -131,16 +126,12 @@ def recover_once(queue: Queue, finishers: Mapping[str, Finisher], join_chosen: s
     """
     engine = queue.engine
     # MySQL says it in whole seconds, which may be one too many.
-    uptime = engine.dialect.seconds(str(float(queue.execute(engine.workers.uptime).fetchone()[1]) - 1))
-    queue.db.execute(queue.sql(engine.workers.miss_workers, own_lease=engine.dialect.seconds("lease"), uptime=uptime))
-    surely = queue.sql(
-        engine.workers.was_surely_missed, own_lease=engine.dialect.seconds("worker.lease"), uptime=uptime
-    )
-    return recover(queue, finishers, join_chosen=join_chosen, surely=surely)
+    uptime = float(queue.execute(engine.workers.uptime).fetchone()[1]) - 1
+    queue.execute(engine.workers.miss_workers, uptime=uptime)
+    return recover(queue, finishers, join_chosen=join_chosen, uptime=uptime)
 
 
 def is_looked_after(queue: Queue, table_name: str) -> bool:
     """Whether a worker is alive that recovers the jobs of this table."""
-    living = queue.sql(queue.engine.workers.tables_of_the_living, own_lease=queue.engine.dialect.seconds("lease"))
-    lists = [tables or [] for (tables,) in queue.db.execute(living).fetchall()]
+    lists = [tables or [] for (tables,) in queue.execute(queue.engine.workers.tables_of_the_living).fetchall()]
     return any(table_name in (json.loads(tables) if isinstance(tables, str) else tables) for tables in lists)

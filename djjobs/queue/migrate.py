@@ -62,9 +62,8 @@ def _upgrade(queue: Queue) -> int:
         rows = queue.execute(engine.legacy.legacy_keys).fetchall()
         for table_name, key_hash, packed in rows:
             queue.execute(engine.legacy.store_json_key, table=table_name, key_hash=key_hash, json=_as_json(packed))
-        queue.db.execute(
-            queue.sql(engine.legacy.replace_legacy_columns, columns=_columns(queue, columns), comment=VERSION_MARK)
-        )
+        changes = engine.legacy.columns(job_columns(queue.db.connection, engine), present=columns)
+        queue.db.execute(queue.sql(engine.legacy.replace_legacy_columns, columns=changes, comment=VERSION_MARK))
     finally:
         queue.execute(engine.legacy.unlock_jobs)
     logger.info("%s: %d rows converted", queue.jobs.full_table_name, len(rows))
@@ -91,14 +90,3 @@ def _as_json(packed: bytes | None) -> str | None:
         return key_json(dict(unpack(packed)))
     except Exception:
         return key_json({"legacy_blob": bytes(packed).hex()})
-
-
-def _columns(queue: Queue, present: set[str]) -> str:
-    """What makes each column as `~jobs` defines it: MODIFY those that are there, ADD the others."""
-    changes = []
-    for name, column in job_columns(queue.db.connection, queue.engine).items():
-        if name == "key":
-            changes.append(f"CHANGE key_json {column} AFTER status")
-        else:
-            changes.append(f"{'MODIFY' if name in present else 'ADD'} {column}")
-    return ", ".join(changes)

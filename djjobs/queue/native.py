@@ -10,6 +10,7 @@ import logging
 from typing import Any
 
 from ..dj.compat import datajoint_api
+from ..sql.keys import KeyAttribute, KeySQL
 from .keys import Keys, kind_of
 from .queue import Queue
 
@@ -21,7 +22,7 @@ logger = logging.getLogger("djjobs")
 _STATUSES = {"ignore": "ignore", "error": "error", "pending": "scheduled", "success": "success"}
 _WORDS = {"ignore": "ignored", "error": "failed", "scheduled": "scheduled", "success": "finished"}
 #: Which of them count only with or without a result. What was made since is neither to be done nor an error.
-_ONLY_IF = {"error": "AND NOT ", "pending": "AND NOT ", "success": "AND "}
+_ONLY_IF = {"error": "unless_made", "pending": "unless_made", "success": "if_made"}
 
 
 def bring_native_jobs_once(queue: Queue, table: Any) -> None:
@@ -60,7 +61,7 @@ def rehash_legacy_rows(queue: Queue, table_name: str, keys: Keys | None = None) 
         return
     rehash = queue.sql(engine.legacy.rehash_legacy_rows, hash=engine.dialect.hash(engine.legacy.stored_key))
     if queue.db.change(rehash, table=table_name) and keys is not None:
-        find = queue.sql(engine.jobs.find_overtaken, made=keys.made_sql)
+        find = queue.sql(engine.jobs.find_overtaken, made=keys.sql.made)
         hashes = tuple(key_hash for (key_hash,) in queue.db.execute(find, table=table_name).fetchall())
         if hashes:
             queue.change(engine.by_hand.delete_by_hand, table=table_name, status="error", hashes=hashes)
@@ -125,40 +126,30 @@ class _Source:
         # One statement for each status: the count of its rows says what came.
         with self._queue.db.transaction():
             for theirs, ours in _STATUSES.items():
-                parameters = {"table": table_name, "status": theirs}
-                counts[ours] = self._queue.db.execute(self._statement(theirs, ours), **parameters).rowcount
+                parameters = {"table": table_name, "status": theirs, "ours": ours}
+                counts[ours] = self._queue.db.execute(self._statement(theirs), **parameters).rowcount
         return {status: count for status, count in counts.items() if count}
 
-    def _statement(self, theirs: str, ours: str) -> str:
-        engine = self._queue.engine
+    def _statement(self, status: str) -> str:
+        native, keys = self._queue.engine.native, self._keys
+        also = getattr(native, _ONLY_IF[status]) if status in _ONLY_IF else ""
         return self._queue.sql(
-            engine.native.bring_native,
+            native.bring_native,
             native=self._native.full_table_name,
-            status=ours,
-            hash=engine.dialect.hash(self._json("native")),
-            json=engine.dialect.json(self._json("job")),
-            metadata=engine.dialect.json(engine.dialect.json_text({"version": ("job.version", "text")})),
-            due=engine.dialect.utc_time("native.scheduled_time"),
-            created=engine.dialect.utc_time("native.created_time"),
-            changed=engine.dialect.utc_time("COALESCE(native.completed_time, native.created_time)"),
-            place=engine.dialect.microseconds("job._place"),
-            order=", ".join(self._column("native", name) for name in self.names),
-            also=_ONLY_IF[theirs] + self._is_made if theirs in _ONLY_IF else "",
+            hash=keys.hash("native"),
+            json=keys.stored_json("job"),
+            order=keys.order("native"),
+            also=also.format(is_made=keys.is_made("native")),
         )
 
     @property
-    def _is_made(self) -> str:
-        pairs = [f"{self._column('target', name)} = {self._column('native', name)}" for name in self.names]
-        return self._queue.engine.native.native_is_made.format(
-            target=self._target.full_table_name, same_key=" AND ".join(pairs)
-        )
+    def _keys(self) -> KeySQL:
+        """The SQL about its keys, as `Keys` would have it."""
+        target, dialect = self._target, self._queue.engine.dialect
+        attributes = [self._attribute(target.heading[name]) for name in self.names]
+        return KeySQL(dialect, attributes, self._native.full_table_name, target.full_table_name)
 
-    def _json(self, alias: str) -> str:
-        """The key as `Keys` would have it."""
-        kinds = {name: kind_of(self._target.heading[name], self._target.full_table_name) for name in self.names}
-        return self._queue.engine.dialect.json_text(
-            {name: (self._column(alias, name), kinds[name]) for name in self.names}
-        )
-
-    def _column(self, alias: str, name: str) -> str:
-        return f"{alias}.{datajoint_api.quote(self._queue.db.connection, name)}"
+    def _attribute(self, attribute: Any) -> KeyAttribute:
+        quoted = datajoint_api.quote(self._queue.db.connection, attribute.name)
+        kind = kind_of(attribute, self._target.full_table_name)
+        return KeyAttribute(attribute.name, quoted, kind, attribute.type)

@@ -113,7 +113,7 @@ class Queue:
     def _declare_jobs(self) -> None:
         self.jobs = Jobs(self.db.connection, self.database)
         self.jobs.declare()
-        columns = ", ".join(f"MODIFY {column}" for column in job_columns(self.db.connection, self.engine).values())
+        columns = self.engine.tables.modify(job_columns(self.db.connection, self.engine).values())
         self.db.execute(self.sql(self.engine.tables.after_declare, modify_columns=columns, comment=VERSION_MARK))
         self.jobs = Jobs(self.db.connection, self.database)
 

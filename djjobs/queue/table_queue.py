@@ -9,6 +9,7 @@ from typing import Any
 from ..dj.compat import datajoint_api
 from ..errors import DjJobsError
 from ..settings import check_seconds, settings
+from ..sql.queries import no_rows
 from ..telemetry import emit
 from . import cleanup, enqueue
 from .cancel import cancel
@@ -176,13 +177,13 @@ class TableQueue:
 
     def insist_on_source(self) -> None:
         """Raise if key_source or a restriction makes no sense to the server."""
-        self.queue.db.execute(f"{self.keys.source_sql} LIMIT 0")
+        self.queue.db.execute(no_rows(self.keys.sql.source))
 
     def has_retries(self) -> bool:
         """Whether jobs wait for their next try."""
         engine, join = self.queue.engine, ""
         if self.keys.restricted:
-            join = self.queue.sql(engine.jobs.join_chosen, chosen=self.keys.chosen_sql)
+            join = self.queue.sql(engine.jobs.join_chosen, chosen=self.keys.sql.chosen)
         sql = self.queue.sql(engine.jobs.has_retries, join_chosen=join)
         return bool(self.queue.db.execute(sql, table=self.table_name).fetchone()[0])
 
@@ -201,7 +202,7 @@ class TableQueue:
         """Mark keys to be left alone, whether they have a job already or not; return how many."""
         self.keys.insist_on_known_keys()
         statuses = ("scheduled", "error", "cancelled")
-        known = enqueue.set_status(self.queue, self.table_name, self.keys.chosen_sql, statuses, "ignore")
+        known = enqueue.set_status(self.queue, self.table_name, self.keys.sql.chosen, statuses, "ignore")
         return known + enqueue.insert_new(self.queue, self.keys, "ignore", self.priority())
 
     def cancel(self, force: bool = False) -> int:

@@ -97,16 +97,8 @@ def job_definition() -> str:
 
 def job_columns(connection: Any, engine: Engine) -> dict[str, str]:
     """The columns of `~jobs` as SQL declares them, texts with the character set that they are to have."""
-    columns = {}
-    for column in datajoint_api.column_sql(job_definition(), connection):
-        match = re.match(r"[`\"](\w+)[`\"] ((?:var)?char\(\d+\)|enum\([^)]*\))?", column)
-        assert match is not None
-        name, text_type = match.groups()
-        if text_type:
-            character_set = engine.tables.ascii if name in ASCII_COLUMNS else engine.tables.unicode
-            column = f"{column[: match.end()]} {character_set}{column[match.end() :]}"
-        columns[name] = column
-    return columns
+    declarations = datajoint_api.column_sql(job_definition(), connection)
+    return dict(engine.tables.column(declaration, ASCII_COLUMNS) for declaration in declarations)
 
 
 class QueueTable(Table):
@@ -260,14 +252,13 @@ class JobControl(QueueTable):
 
     @property
     def definition(self) -> str:
-        return f"""# djjobs: scheduling and upkeep of the tables of {self.database}; all times are UTC
+        return f"""# djjobs: who schedules the tables of {self.database}, and when; all times are UTC
         table_name : varchar(255)
         scope : varchar(32)  # which keys and how: empty for all keys, else a hash of the restrictions
         ---
         last_scheduled=null : datetime(6)  # when a scheduling ended last
         scheduling_until=null : datetime(6)  # a scheduling runs, or was begun and will not be waited for after this
         scheduling_by=null : char(36)  # who schedules
-        last_cleanup=null : datetime(6)
         paused=null : datetime(6)  # since when no job is given out
         """
 

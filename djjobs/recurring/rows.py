@@ -97,13 +97,10 @@ class Timetable:
 
     def _execute(self, statement: str, parts: dict[str, str] | None = None, **parameters: Any) -> Any:
         """Run one statement, which is a transaction by itself."""
-        engine = self.queue.engine
         names = {
             "schedules": self.schedules.full_table_name,
             "firings": self.firings.full_table_name,
             "leader": self.leader.full_table_name,
-            "expiry": engine.dialect.seconds("%(expiry)s"),
-            "retention": engine.dialect.seconds("%(retention)s"),
             **(parts or {}),
         }
         limits = {"expiry": settings.leader_expiry, "retention": settings.retention}

@@ -160,18 +160,13 @@ class RunHooks:
 
     def _over(self, statement: str, **parameters: Any) -> list[tuple[int, bool, bool]]:
         """The runs that are over: their id, whether they are to be finished, and whether somebody dead was at it."""
-        sql = self._sql(statement)
         given = {"table": self._table_name, "lease": settings.lease, **parameters}
         started = time.monotonic()
-        rows = self._queue.db.execute(sql, **given).fetchall()
+        rows = self._queue.execute(statement, **given).fetchall()
         took = time.monotonic() - started
         if took > _QUICK:
             self._rests_until = started + took * _REST
         return [(run, bool(todo), bool(dead)) for run, todo, dead in rows]
-
-    def _sql(self, statement: str) -> str:
-        seconds = self._queue.engine.dialect.seconds
-        return self._queue.sql(statement, own_lease=seconds("worker.lease"), lease=seconds("%(lease)s"))
 
     def _see_to(
         self,
@@ -222,7 +217,6 @@ class _Finishing:
     def _take(self) -> int:
         """Take the mark; the number of this try, or 0 if it is not to be had."""
         queue, engine = self._queue, self._queue.engine
-        take = self._hooks._sql(engine.hooks.take_finishing)
         with queue.db.transaction():
             row = queue.execute(engine.hooks.lock_finishing, run=self._run_id).fetchone()
             if row is None:
@@ -232,7 +226,7 @@ class _Finishing:
                 # Ours already: the server's answer was lost.
                 return tries
             whose = {"table": self._hooks._table_name, "lease": settings.lease}
-            taken = queue.db.execute(take, **self._mark, **whose).rowcount
+            taken = queue.execute(engine.hooks.take_finishing, **self._mark, **whose).rowcount
             return tries + 1 if taken else 0
 
     def _call(self) -> bool:

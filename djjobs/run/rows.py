@@ -53,9 +53,7 @@ def find_run(queue: Queue, run_id: int) -> RunRow | None:
 
 
 def find_runs(queue: Queue, which: str, **parameters: Any) -> list[RunRow]:
-    engine = queue.engine
-    texts = {name: engine.dialect.json_as_text(name) for name in ("details", "results")}
-    sql = queue.sql(engine.runs.find_run, which=which, **texts)
+    sql = queue.sql(queue.engine.runs.find_run, which=which)
     return [RunRow(*row) for row in queue.db.execute(sql, **parameters).fetchall()]
 
 

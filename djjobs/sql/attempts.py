@@ -42,7 +42,7 @@ class AttemptStatements:
     #: A job waits out its time with no turn; without a wait it is the next in line.
     try_again = (
         _attempt_ended
-        + """status = 'scheduled', worker_id = NULL, due_time = {now} + {wait},
+        + """status = 'scheduled', worker_id = NULL, due_time = {now} + {seconds[wait]},
                turn = CASE WHEN %(wait)s > 0 THEN NULL ELSE priority - 1000 END"""
         + _mine
     )

@@ -36,4 +36,4 @@ class ByHandStatements:
     release_older = """
         UPDATE {jobs} SET status = 'scheduled', worker_id = NULL, timestamp = {now}, progress = NULL,
                priority = COALESCE(%(priority)s, priority), turn = COALESCE(%(priority)s, priority)
-        WHERE table_name = %(table)s AND status = 'reserved' AND timestamp < {now} - {interval}"""
+        WHERE table_name = %(table)s AND status = 'reserved' AND timestamp < {now} - {seconds[age]}"""

@@ -6,6 +6,34 @@ from __future__ import annotations
 class ClaimStatements:
     """How the next jobs are found, locked and reserved."""
 
+    #: As `{direction}`, by the order that is asked for. (Jobs that a claim at random has not met go in order.)
+    direction = {"original": "ASC", "reverse": "DESC", "random": "ASC"}
+    #: As `{order}`.
+    order = {
+        "original": "job.due_time ASC",
+        "reverse": "job.due_time DESC",
+        "random": "job.key_hash < %(start)s, job.key_hash",
+    }
+
+    @staticmethod
+    def only(automatic: bool, priority: bool = False, alias: str = "") -> str:
+        """As `{only}` and `{asked_for}`: which jobs may be claimed.
+
+        Parameters
+        ----------
+        automatic : bool
+            Whether also jobs that only an event has put there.
+        priority : bool
+            Whether no job that is less urgent than the parameter `priority`. Defaults to False.
+        alias : str
+            The alias of the jobs. Defaults to none.
+        """
+        job = f"{alias}." if alias else ""
+        # The turn of a retry is its priority less a thousand.
+        urgent = f"AND ({job}turn BETWEEN 0 AND %(priority)s OR {job}turn <= %(priority)s - 1000)"
+        asked_for = f"AND {job}automatic = 0"
+        return " ".join([urgent] * priority + [asked_for] * (not automatic))
+
     #: The first turn after `floor` that has jobs, and whether the first waiting job has become due.
     next_turn = """
         SELECT (SELECT MIN(turn) FROM {jobs}
@@ -26,7 +54,7 @@ class ClaimStatements:
 
     #: Lock the first jobs of a turn in the order of the index; no sort, so only these are locked.
     pick_in_order = """
-        SELECT key_hash, {key}, attempt, priority, run_id FROM {jobs} {use_order_index}
+        SELECT key_hash, {key}, attempt, priority, run_id, {seconds_since[due_time]} FROM {jobs} {use_order_index}
         WHERE table_name = %(table)s AND status = 'scheduled' AND turn = %(turn)s {asked_for}
         ORDER BY due_time {direction} LIMIT %(count)s FOR UPDATE SKIP LOCKED"""
 
@@ -38,11 +66,9 @@ class ClaimStatements:
               WHERE table_name = %(table)s AND key_hash >= %(start)s
               ORDER BY key_hash LIMIT %(window)s) AS near
         WHERE near.status = 'scheduled' AND near.turn = %(turn)s {asked_for} LIMIT %(count)s"""
-    #: As `{asked_for}`: no job that only an event has put there.
-    not_automatic = "AND {job}automatic = 0"
 
     pick_these = """
-        SELECT key_hash, {key}, attempt, priority, run_id FROM {jobs}
+        SELECT key_hash, {key}, attempt, priority, run_id, {seconds_since[due_time]} FROM {jobs}
         WHERE table_name = %(table)s AND key_hash IN %(hashes)s AND status = 'scheduled' AND turn IS NOT NULL
         LIMIT %(count)s FOR UPDATE SKIP LOCKED"""
 

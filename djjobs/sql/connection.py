@@ -11,6 +11,8 @@ class ConnectionStatements(ABC):
 
     #: Begins a transaction whose locking reads lock only the rows they return.
     begin: ClassVar[tuple[str, ...]]
+    commit = "COMMIT"
+    roll_back = "ROLLBACK"
     own_connection_id: ClassVar[str]
     #: From now on no statement of this connection waits for a lock for longer than a second.
     wait_little: ClassVar[str]

@@ -8,11 +8,11 @@ class ControlStatements:
 
     #: Take the right to schedule this scope of a table; the row count says who got it.
     begin_scheduling = """
-        UPDATE {control} SET scheduling_until = {now} + {mark}, scheduling_by = %(worker)s
+        UPDATE {control} SET scheduling_until = {now} + {seconds[mark]}, scheduling_by = %(worker)s
         WHERE table_name = %(table)s AND scope = %(scope)s
           AND (%(interval)s = 0
                OR ((scheduling_until IS NULL OR scheduling_until <= {now})
-                   AND (last_scheduled IS NULL OR last_scheduled <= {now} - {interval})))"""
+                   AND (last_scheduled IS NULL OR last_scheduled <= {now} - {seconds[interval]})))"""
 
     end_scheduling = """
         UPDATE {control} SET scheduling_until = NULL, scheduling_by = NULL, last_scheduled = {now}
@@ -31,7 +31,8 @@ class ControlStatements:
 
     #: Whether a scheduling of this scope runs now or is younger than the interval; no row if it is unknown.
     is_scheduled = """
-        SELECT COALESCE(scheduling_until > {now}, FALSE) OR COALESCE(last_scheduled > {now} - {interval}, FALSE)
+        SELECT COALESCE(scheduling_until > {now}, FALSE)
+               OR COALESCE(last_scheduled > {now} - {seconds[interval]}, FALSE)
         FROM {control} WHERE table_name = %(table)s AND scope = %(scope)s"""
 
     is_scheduling = """
@@ -39,7 +40,7 @@ class ControlStatements:
 
     forget_scopes = """
         DELETE FROM {control}
-        WHERE table_name = %(table)s AND scope <> '' AND last_scheduled < {now} - {interval}
+        WHERE table_name = %(table)s AND scope <> '' AND last_scheduled < {now} - {seconds[interval]}
           AND scheduling_until IS NULL"""
 
     #: The next scheduling of a table, or of all tables, need not wait for the interval to pass.

@@ -22,8 +22,6 @@ class Dialect(ABC):
     now: ClassVar[str]
     key: ClassVar[str]
     user: ClassVar[str]
-    #: Ends an INSERT that leaves rows alone which are already there; by a column of the primary key.
-    or_skip: ClassVar[Mapping[str, str]]
     #: What statements say so that the engine's optimizer does as it should.
     hints: ClassVar[Mapping[str, str]] = {
         # Ends a subquery whose expressions are not to be moved out of it.
@@ -37,6 +35,10 @@ class Dialect(ABC):
     }
 
     @abstractmethod
+    def or_skip(self, column: str) -> str:
+        """Ends an INSERT that leaves rows alone which are already there; takes a column of the primary key."""
+
+    @abstractmethod
     def seconds(self, parameter: str) -> str:
         """An interval of so many seconds."""
 
@@ -45,8 +47,33 @@ class Dialect(ABC):
         """An interval of so many microseconds."""
 
     @abstractmethod
+    def seconds_since(self, column: str) -> str:
+        """How many seconds ago a time was, as a number; 0 if it is still to come."""
+
+    @abstractmethod
     def moment(self, parameter: str) -> str:
         """A UTC time given as a parameter."""
+
+    def due(self, due_time: str) -> dict[str, str]:
+        """When a job is due, as `{due}` of a statement, and its turn then: none as long as it is not due.
+
+        `{turn}` is by the priority that is given, `{own_turn}` by the one that the job has.
+
+        Parameters
+        ----------
+        due_time : str
+            What the parameter of that name is: "now" if it is not used, "delay" in seconds, or a "moment".
+        """
+        if due_time == "now":
+            return {"due": self.now, "turn": "%(priority)s", "own_turn": "priority"}
+        parameter = "%(due_time)s"
+        due = f"{self.now} + {self.seconds(parameter)}" if due_time == "delay" else self.moment(parameter)
+        turn = f"CASE WHEN {due} <= {self.now} THEN {{priority}} END"
+        return {
+            "due": due,
+            "turn": turn.format(priority="%(priority)s"),
+            "own_turn": turn.format(priority="priority"),
+        }
 
     @abstractmethod
     def json_text(self, columns: dict[str, tuple[str, str]]) -> str:
@@ -92,6 +119,10 @@ class Dialect(ABC):
     def json_member(self, json: str, name: str) -> str:
         """The text of a member of a JSON column; NULL if there is none."""
 
+    def version_json(self, column: str) -> str:
+        """What `run_metadata` says of an attempt of which only the version is known, in a column."""
+        return self.json(self.json_text({"version": (column, "text")}))
+
     def shown_columns(self) -> dict[str, str]:
         """The columns of DataJoint 2's job tables that `~jobs` has otherwise, as SQL."""
         began = f"timestamp - {self.seconds('run_duration')}"
@@ -104,10 +135,6 @@ class Dialect(ABC):
             "duration": "run_duration",
             "version": f"COALESCE({self.json_member('run_metadata', 'version')}, '')",
         }
-
-    def read_back(self, json: str, name: str, type_: str) -> str:
-        """The same as SQL of the heading's type, whatever its length; empty if there is no saying it."""
-        return ""
 
     @abstractmethod
     def to_driver(self, kind: str, value: Any) -> Any:

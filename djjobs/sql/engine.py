@@ -1,12 +1,15 @@
 """A database engine: what it says in its own way, and the statements about each table.
 
 A statement is a template: `{jobs}`, `{control}`, `{workers}` and `{runs}` are the queue's tables, `{now}` the server's
-UTC time, `{key}` and `{user}` columns whose names need quotes; `%(...)s` are parameters.
+UTC time, `{key}` and `{user}` columns whose names need quotes; `%(...)s` are parameters. `{seconds[lease]}` is an
+interval of as many seconds as the parameter `lease` says, `{seconds_in[worker.lease]}` of as many as the column says.
 """
 
 from __future__ import annotations
 
-from typing import ClassVar
+from collections.abc import Callable
+from functools import cached_property
+from typing import Any, ClassVar
 
 from .attempts import AttemptStatements
 from .by_hand import ByHandStatements
@@ -49,6 +52,33 @@ class Engine:
 
     def render(self, statement: str, **parts: str) -> str:
         """Fill a statement's template."""
+        return statement.format(**{**self._words, **parts})
+
+    @cached_property
+    def _words(self) -> dict[str, Any]:
+        """What templates can say that the engine says in its own way."""
         dialect = self.dialect
-        own = {"now": dialect.now, "key": dialect.key, "user": dialect.user, "or_skip": dialect.or_skip}
-        return statement.format(**{**own, **dialect.hints, **parts})
+        return {
+            "now": dialect.now,
+            "key": dialect.key,
+            "user": dialect.user,
+            "or_skip": _Lookup(dialect.or_skip),
+            "seconds": _Lookup(lambda parameter: dialect.seconds(f"%({parameter})s")),
+            "seconds_in": _Lookup(dialect.seconds),
+            "seconds_since": _Lookup(dialect.seconds_since),
+            "microseconds_in": _Lookup(dialect.microseconds),
+            "utc": _Lookup(dialect.utc_time),
+            "text_of": _Lookup(dialect.json_as_text),
+            "version_json": _Lookup(dialect.version_json),
+            **dialect.hints,
+        }
+
+
+class _Lookup:
+    """Lets a template name what an expression is made of: `{seconds[lease]}`."""
+
+    def __init__(self, expression: Callable[[str], str]) -> None:
+        self._expression = expression
+
+    def __getitem__(self, name: str) -> str:
+        return self._expression(name)

@@ -33,9 +33,9 @@ class HookStatements:
     #: Nobody has taken note of its end; the mark to finish a run lives as long as its worker is heard of.
     _left_alone = """run.ended_time IS NULL
           AND (run.finish = 0
-               OR COALESCE((SELECT worker.last_heartbeat < {now} - {own_lease} FROM {workers} AS worker
+               OR COALESCE((SELECT worker.last_heartbeat < {now} - {seconds_in[worker.lease]} FROM {workers} AS worker
                             WHERE worker.worker_id = run.finish_worker),
-                           run.finish_since < {now} - {lease}, TRUE))"""
+                           run.finish_since < {now} - {seconds[lease]}, TRUE))"""
 
     #: The runs that are over: some of them, and all of a table.
     _find_over = f"""

@@ -17,7 +17,7 @@ class JobStatements:
         UPDATE {jobs} AS job SET {changes}
         WHERE job.table_name = %(table)s AND job.key_hash IN %(hashes)s AND job.status IN %(statuses)s {also}"""
 
-    put_back = """status = 'scheduled', timestamp = {now}, due_time = {due}, turn = {turn}, attempt = 0,
+    put_back = """status = 'scheduled', timestamp = {now}, due_time = {due}, turn = {own_turn}, attempt = 0,
                worker_id = NULL"""
     #: The same into another run.
     put_back_in_run = put_back + ", run_id = %(run)s"
@@ -51,16 +51,17 @@ class JobStatements:
     find_orphans = """
         SELECT job.key_hash, {now}
         FROM {jobs} AS job LEFT JOIN ({living}) AS living ON living.key_hash = job.key_hash {join_chosen}
-        WHERE job.table_name = %(table)s AND job.status IN {statuses} AND living.key_hash IS NULL {also}"""
+        WHERE job.table_name = %(table)s AND job.status IN %(statuses)s AND living.key_hash IS NULL {also}"""
     #: As `{also}`: those that have been there for a while.
-    created_before = "AND job.created_time < {now} - {age}"
+    created_before = "AND job.created_time < {now} - {seconds[age]}"
     join_chosen = "JOIN ({chosen}) AS chosen ON chosen.key_hash = job.key_hash"
 
     #: The finished jobs that are older than the retention and whose result is there: no key comes back without them.
     find_expired = """
         SELECT job.key_hash, {now}
         FROM {jobs} AS job JOIN ({made}) AS made ON made.key_hash = job.key_hash {join_chosen}
-        WHERE job.table_name = %(table)s AND job.status IN {statuses} AND job.timestamp < {now} - {retention}"""
+        WHERE job.table_name = %(table)s AND job.status IN %(statuses)s
+          AND job.timestamp < {now} - {seconds[retention]}"""
 
     #: Errors that DataJoint 0.14 itself has recorded, which counts no attempts, and whose result is there.
     find_overtaken = """
@@ -70,12 +71,13 @@ class JobStatements:
     #: Remove them, unless they have changed since.
     delete_orphans = """
         DELETE FROM {jobs}
-        WHERE table_name = %(table)s AND key_hash IN %(hashes)s AND status IN {statuses} AND timestamp <= %(seen)s"""
+        WHERE table_name = %(table)s AND key_hash IN %(hashes)s AND status IN %(statuses)s AND timestamp <= %(seen)s"""
 
     # -- looking ------------------------------------------------------------------------------------
 
-    count_by_status = """
-        SELECT table_name, status, COUNT(*) FROM {jobs} {where} GROUP BY table_name, status"""
+    count_by_status = "SELECT table_name, status, COUNT(*) FROM {jobs} GROUP BY table_name, status"
+    #: The same of one table.
+    count_of_table = "SELECT status, COUNT(*) FROM {jobs} WHERE table_name = %(table)s GROUP BY status"
 
     #: Whether jobs wait for their next try; `{join_chosen}` keeps to those of a restriction.
     has_retries = """

@@ -30,16 +30,10 @@ _QUERY = {1046, 1052, 1111, 1210, 1222, 1241, 1242, 1267, 1292, 1305, 1366, 1411
 _QUERY |= {1139, 3141, 3143, *range(3685, 3700)}
 
 
-class _OrSkip(dict[str, str]):
-    def __missing__(self, column: str) -> str:
-        return f"ON DUPLICATE KEY UPDATE {column} = VALUES({column})"
-
-
 class _Dialect(Dialect):
     now = "UTC_TIMESTAMP(6)"
     key = "`key`"
     user = "`user`"
-    or_skip = _OrSkip()
     hints = {
         **Dialect.hints,
         # Other indexes fit the WHERE clause too; the optimizer must not pick one of them and sort.
@@ -49,11 +43,18 @@ class _Dialect(Dialect):
         "hint": "/*+ SET_VAR(join_buffer_size=33554432) */ ",
     }
 
+    def or_skip(self, column: str) -> str:
+        return f"ON DUPLICATE KEY UPDATE {column} = VALUES({column})"
+
     def seconds(self, parameter: str) -> str:
         return f"INTERVAL {parameter} * 1000000 MICROSECOND"
 
     def microseconds(self, count: str) -> str:
         return f"INTERVAL {count} MICROSECOND"
+
+    def seconds_since(self, column: str) -> str:
+        # Divided by a float: the driver would make a Decimal of anything else.
+        return f"GREATEST(TIMESTAMPDIFF(MICROSECOND, {column}, {self.now}), 0) / 1e6"
 
     def moment(self, parameter: str) -> str:
         return f"CAST({parameter} AS DATETIME(6))"
@@ -197,7 +198,7 @@ class _Enqueue(EnqueueStatements):
     all_queued = "queued.table_name IN (%(table)s, '') /*M! AND queued.table_name = %(table)s */"
     # Outside, MySQL would write all that is to be inserted to a temporary table first.
     numbered = ", ROW_NUMBER() OVER (ORDER BY {order}) AS _place"
-    place = "todo._place"
+    place = "INTERVAL todo._place MICROSECOND"
 
 
 class _Jobs(JobStatements):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import decimal
 import re
-from collections import defaultdict
 from typing import Any
 
 from .connection import ConnectionStatements, Errors
@@ -50,7 +49,6 @@ class _Dialect(Dialect):
     now = "(statement_timestamp() AT TIME ZONE 'UTC')"
     key = '"key"'
     user = '"user"'
-    or_skip = defaultdict(lambda: "ON CONFLICT DO NOTHING")
     hints = {
         **Dialect.hints,
         "computed_once": "OFFSET 0",
@@ -58,11 +56,17 @@ class _Dialect(Dialect):
         "due_first": "table_name, status, turn, due_time",
     }
 
+    def or_skip(self, column: str) -> str:
+        return "ON CONFLICT DO NOTHING"
+
     def seconds(self, parameter: str) -> str:
         return f"{parameter} * INTERVAL '1 second'"
 
     def microseconds(self, count: str) -> str:
         return f"{count} * INTERVAL '1 microsecond'"
+
+    def seconds_since(self, column: str) -> str:
+        return f"GREATEST(EXTRACT(epoch FROM {self.now} - {column}), 0)::float8"
 
     def moment(self, parameter: str) -> str:
         return f"CAST({parameter} AS timestamp)"
@@ -112,11 +116,6 @@ class _Dialect(Dialect):
 
     def json_member(self, json: str, name: str) -> str:
         return f"{json} ->> '{name}'"
-
-    def read_back(self, json: str, name: str, type_: str) -> str:
-        plain = _without_length(type_)
-        # In which schema an enum's type is, the heading does not say.
-        return "" if plain.startswith("enum") else f"({json} ->> '{name}')::{plain}"
 
     def to_driver(self, kind: str, value: Any) -> Any:
         from psycopg2 import extensions
@@ -178,20 +177,9 @@ class _Tables(TableStatements):
 
 
 class _Enqueue(EnqueueStatements):
+    place = "ROW_NUMBER() OVER (ORDER BY {order}) * INTERVAL '1 microsecond'"
     # It takes a queue that it has not looked at for a while for short, and would read all of it.
     one_by_one = "OFFSET 0"
-    # With all keys in the queue it takes a third less time. In a join a wrong guess at the length of the queue could
-    # have each key compared with each job; EXCEPT hashes or sorts, and to hash a million keys it takes more memory.
-    new_by_value = """
-             (SELECT {json} AS _json, ROW_NUMBER() OVER (ORDER BY {columns}) AS _place
-              FROM (SELECT {columns} FROM ({source}) AS source
-                    WHERE NOT EXISTS (SELECT 1 FROM {target} AS target WHERE {same_key})
-                    EXCEPT
-                    SELECT {read_back} FROM {jobs} AS queued WHERE queued.table_name = %(table)s) AS source
-              {computed_once}) AS todo"""
-    room_to_compare = """
-        SELECT set_config('work_mem', '32MB', TRUE)
-        WHERE pg_size_bytes(current_setting('work_mem')) < pg_size_bytes('32MB')"""
     # Until autovacuum comes by, jobs that are known by their keys would be looked for among all of their table. Whoever
     # does not own the queue gets a warning, and has to wait for that.
     underestimates = "SELECT reltuples < %(count)s FROM pg_class WHERE oid = CAST(%(jobs)s AS regclass)"

@@ -46,7 +46,7 @@ class RunStatements:
 
     find_run = """
         SELECT run_id, table_name, name, restriction, {user}, host, pid, created, due_time, total, cancel_time,
-               retry_time, ended_time, {details}, {results}, error, prepared_time, finish
+               retry_time, ended_time, {text_of[details]}, {text_of[results]}, error, prepared_time, finish
         FROM {runs} WHERE run_id {which}"""
 
     #: As `{which}`: one run, or those of a query.
@@ -88,7 +88,7 @@ class RunStatements:
     #: Runs that ended long ago and that no job needs any more.
     find_expired_runs = """
         SELECT run.run_id FROM {runs} AS run
-        WHERE run.table_name = %(table)s AND run.ended_time < {now} - {retention}
+        WHERE run.table_name = %(table)s AND run.ended_time < {now} - {seconds[retention]}
           AND run.run_id NOT IN (SELECT needed.run_id
                                  FROM (SELECT DISTINCT job.run_id FROM {jobs} AS job {use_order_index}
                                        WHERE job.table_name = %(table)s AND job.run_id IS NOT NULL) AS needed)"""

@@ -18,7 +18,7 @@ class ScheduleStatements:
     #: Lead, or go on leading; the row count says whether. `since` first: MySQL sets one column after the other.
     lead = """
         UPDATE {leader} SET since = CASE WHEN leader = %(leader)s THEN since ELSE {now} END, leader = %(leader)s,
-               {user} = %(user)s, host = %(host)s, pid = %(pid)s, expires = {now} + {expiry}
+               {user} = %(user)s, host = %(host)s, pid = %(pid)s, expires = {now} + {seconds[expiry]}
         WHERE role = 'scheduler' AND (leader = %(leader)s OR expires <= {now})"""
 
     resign = "UPDATE {leader} SET expires = {now} WHERE role = 'scheduler' AND leader = %(leader)s AND expires > {now}"
@@ -46,8 +46,8 @@ class ScheduleStatements:
         INSERT INTO {firings} (name, fire_time, state, running, missed_since, by_hand, runner, expires, {user}, host,
                                pid, started, ended, outcome)
         SELECT due.schedule, %(fire_time)s, %(state)s, %(running)s, %(missed_since)s, %(by_hand)s, %(runner)s,
-               {now} + {expiry}, %(user)s, %(host)s, %(pid)s, {now}, CASE WHEN %(running)s IS NULL THEN {now} END,
-               %(outcome)s
+               {now} + {seconds[expiry]}, %(user)s, %(host)s, %(pid)s, {now},
+               CASE WHEN %(running)s IS NULL THEN {now} END, %(outcome)s
         FROM (SELECT name AS schedule FROM {schedules} WHERE name = %(name)s {guard}) AS due
         {or_skip[name]}"""
     still_due = "AND enabled <> 0 AND next_time = %(due)s AND " + _leading
@@ -85,14 +85,15 @@ class ScheduleStatements:
 
     take_up_firing = (
         """
-        UPDATE {firings} SET runner = %(runner)s, attempt = attempt + 1, expires = {now} + {expiry},
+        UPDATE {firings} SET runner = %(runner)s, attempt = attempt + 1, expires = {now} + {seconds[expiry]},
                {user} = %(user)s, host = %(host)s, pid = %(pid)s"""
         + _still_lost
     )
 
     _my_firing = "WHERE name = %(name)s AND fire_time = %(fire_time)s AND running = 1 AND runner = %(runner)s"
 
-    keep_firings = "UPDATE {firings} SET expires = {now} + {expiry} WHERE running = 1 AND runner IN %(runners)s"
+    keep_firings = """
+        UPDATE {firings} SET expires = {now} + {seconds[expiry]} WHERE running = 1 AND runner IN %(runners)s"""
 
     #: Before the firing itself ends: should its process die in between, it is taken up again and this is said again.
     note_outcome = (
@@ -110,4 +111,4 @@ class ScheduleStatements:
     #: Let the next leader have it at once, as if it had not been begun.
     give_back_firing = "UPDATE {firings} SET expires = {now}, attempt = attempt - 1 " + _my_firing
 
-    forget_firings = "DELETE FROM {firings} WHERE running IS NULL AND fire_time < {now} - {retention}"
+    forget_firings = "DELETE FROM {firings} WHERE running IS NULL AND fire_time < {now} - {seconds[retention]}"

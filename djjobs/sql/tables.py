@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Container, Iterable, Mapping
 from typing import ClassVar
 
 
@@ -25,6 +27,29 @@ class TableStatements:
     add_column: ClassVar[str] = "ALTER TABLE {jobs} ADD COLUMN {column}"
     set_comment: ClassVar[str]
 
+    def column(self, declaration: str, plain: Container[str]) -> tuple[str, str]:
+        """The name of a column, and its declaration with the character set that its text is to have.
+
+        Parameters
+        ----------
+        declaration : str
+            The column as DataJoint declares it.
+        plain : container of str
+            The names of the columns that hold no text of any language.
+        """
+        match = re.match(r"[`\"](\w+)[`\"] ((?:var)?char\(\d+\)|enum\([^)]*\))?", declaration)
+        assert match is not None
+        name, text_type = match.groups()
+        if not text_type:
+            return name, declaration
+        character_set = self.ascii if name in plain else self.unicode
+        return name, f"{declaration[: match.end()]} {character_set}{declaration[match.end() :]}"
+
+    @staticmethod
+    def modify(columns: Iterable[str]) -> str:
+        """What makes columns as they are declared here."""
+        return ", ".join(f"MODIFY {column}" for column in columns)
+
 
 class LegacyStatements:
     """How a `~jobs` of DataJoint 0.14 becomes one of djjobs. Only MySQL can have one."""
@@ -39,3 +64,10 @@ class LegacyStatements:
     stored_key: ClassVar[str] = ""
     #: Legacy rows have a hash of DataJoint's own; a table that gets the mixin takes them over.
     rehash_legacy_rows: ClassVar[str] = ""
+
+    @staticmethod
+    def columns(columns: Mapping[str, str], present: Container[str]) -> str:
+        """What makes each column as `~jobs` declares it, whether it is there already or not."""
+        changes = {name: f"{'MODIFY' if name in present else 'ADD'} {column}" for name, column in columns.items()}
+        changes["key"] = f"CHANGE key_json {columns['key']} AFTER status"
+        return ", ".join(changes.values())

@@ -26,11 +26,11 @@ class WorkerStatements:
 
     #: What the workers that are alive work on.
     tables_of_the_living = """
-        SELECT tables FROM {workers} WHERE last_heartbeat >= {now} - {own_lease}"""
+        SELECT tables FROM {workers} WHERE last_heartbeat >= {now} - {seconds_in[lease]}"""
 
-    forget_workers = "DELETE FROM {workers} WHERE last_heartbeat < {now} - {interval}"
+    forget_workers = "DELETE FROM {workers} WHERE last_heartbeat < {now} - {seconds[interval]}"
     mark_dead = """
-        UPDATE {workers} SET state = 'dead' WHERE state <> 'dead' AND last_heartbeat < {now} - {own_lease}"""
+        UPDATE {workers} SET state = 'dead' WHERE state <> 'dead' AND last_heartbeat < {now} - {seconds_in[lease]}"""
 
     #: How often somebody has called for this worker's attention.
     calls_for = "SELECT calls FROM {workers} WHERE worker_id = %(worker)s"
@@ -47,21 +47,21 @@ class WorkerStatements:
                job.host, job.pid
         FROM {jobs} AS job LEFT JOIN {workers} AS worker ON worker.worker_id = job.worker_id {join_chosen}
         WHERE job.table_name IN %(tables)s AND job.status = 'reserved' AND job.worker_id IS NOT NULL
-          AND CASE WHEN worker.worker_id IS NULL THEN job.timestamp < {now} - {lease}
-                   ELSE worker.last_heartbeat < {now} - {own_lease} {surely} END"""
+          AND CASE WHEN worker.worker_id IS NULL THEN job.timestamp < {now} - {seconds[lease]}
+                   ELSE worker.last_heartbeat < {now} - {seconds_in[worker.lease]} {surely} END"""
 
     #: The server may have been away when a worker was to be heard. This notes who was missed since it is back.
     miss_workers = """
         UPDATE {workers} SET missed = {now}
-        WHERE last_heartbeat < {now} - {own_lease} AND last_heartbeat < {now} - {uptime}
-          AND (missed IS NULL OR missed < {now} - {uptime})"""
+        WHERE last_heartbeat < {now} - {seconds_in[lease]} AND last_heartbeat < {now} - {seconds[uptime]}
+          AND (missed IS NULL OR missed < {now} - {seconds[uptime]})"""
     #: The server was there all the time since the last heartbeat, or as long as a lease since the worker was missed.
     was_surely_missed = """
-        AND (worker.last_heartbeat > {now} - {uptime}
-             OR worker.missed BETWEEN {now} - {uptime} AND {now} - {own_lease})"""
+        AND (worker.last_heartbeat > {now} - {seconds[uptime]}
+             OR worker.missed BETWEEN {now} - {seconds[uptime]} AND {now} - {seconds_in[worker.lease]})"""
 
     #: Whether a worker is still as dead as it looked.
-    is_dead = "SELECT last_heartbeat < {now} - {own_lease} FROM {workers} WHERE worker_id = %(worker)s"
+    is_dead = "SELECT last_heartbeat < {now} - {seconds_in[lease]} FROM {workers} WHERE worker_id = %(worker)s"
 
     #: Seconds since the server was started.
     uptime: ClassVar[str]

@@ -26,6 +26,7 @@ from ..queue.keys import Keys, about_keys_of, hashes_sql, is_about_jobs, table_l
 from ..queue.queue import Queue
 from ..queue.table_queue import TableQueue
 from ..queue.tables import STATUSES, Jobs, in_all
+from ..sql import queries
 
 __all__ = ["TableJobs", "list_in_schemas"]
 
@@ -83,7 +84,12 @@ class TableJobs(Jobs):
         """How many jobs there are, those included whose key is none of the table's."""
         if is_cut(self):
             return super().__len__()
-        return self._queue.db.execute(f"SELECT COUNT(*) FROM {self.from_clause()}{self.where_clause()}").fetchone()[0]
+        return self._queue.db.execute(queries.count(self._rows)).fetchone()[0]
+
+    @property
+    def _rows(self) -> str:
+        """These jobs, whatever a projection has left of their columns."""
+        return f"{self.from_clause()}{self.where_clause()}"
 
     @property
     def target(self) -> Any:
@@ -146,17 +152,16 @@ class TableJobs(Jobs):
 
     def among(self, hashes: str) -> TableJobs:
         """Those whose hash a query gives. As a condition, DataJoint would take its words for attributes."""
-        return with_condition(self, f"{self._hash} IN ({hashes})")
+        return with_condition(self, queries.among(self._hash, hashes))
 
     def as_stored(self) -> Jobs:
         """The same jobs with the columns that `~jobs` itself has, whatever a key attribute is called."""
         rows = self._queue.jobs & {"table_name": self._target.table_name}
-        return with_condition(rows, f"key_hash IN ({self.own_hashes_sql()})")
+        return with_condition(rows, queries.among("key_hash", self.own_hashes_sql()))
 
     def own_hashes_sql(self) -> str:
         """The hashes of these jobs, whatever a projection has left of their columns."""
-        # DISTINCT keeps MySQL from merging the subquery into a statement that changes the same table.
-        return f"SELECT DISTINCT {self._hash} AS key_hash FROM {self.from_clause()}{self.where_clause()}"
+        return queries.hashes(self._hash, self._rows)
 
     # -- deleting -------------------------------------------------------------------------------------------------
 
@@ -171,12 +176,11 @@ class TableJobs(Jobs):
 
     def _hashes_by_status(self) -> dict[str, list[str]]:
         """The hashes of these jobs, whatever a projection has left of their columns."""
-        chosen = f"{self.from_clause()}{self.where_clause()}{self.sorting_clauses()}"
-        sql = f"SELECT {self._status}, {self._hash} FROM {chosen}"
-        hashes: dict[str, list[str]] = {}
+        sql = queries.statuses_and_hashes(self._status, self._hash, f"{self._rows}{self.sorting_clauses()}")
+        found: dict[str, list[str]] = {}
         for status, key_hash in self._queue.db.execute(sql).fetchall():
-            hashes.setdefault(status, []).append(key_hash)
-        return hashes
+            found.setdefault(status, []).append(key_hash)
+        return found
 
     def _hash_of(self, key: Mapping[str, Any]) -> str | None:
         """The hash of the job with this key, if there is one."""
@@ -280,9 +284,9 @@ class TableJobs(Jobs):
 
     def progress(self) -> dict[str, int]:
         """How many jobs there are of each status, and in all."""
-        sql = self._queue.sql(self._queue.engine.jobs.count_by_status, where="WHERE table_name = %(table)s")
-        rows = self._queue.db.execute(sql, table=self._target.table_name).fetchall()
-        counts = {status: 0 for status in STATUSES} | {status: count for _, status, count in rows}
+        count_by_status = self._queue.engine.jobs.count_of_table
+        rows = self._queue.execute(count_by_status, table=self._target.table_name).fetchall()
+        counts = dict.fromkeys(STATUSES, 0) | dict(rows)
         pending = counts.pop("scheduled")
         return {"pending": pending, **counts, "total": pending + sum(counts.values())}
 

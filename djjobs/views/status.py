@@ -49,7 +49,6 @@ def status(schema_or_module: Any) -> pd.DataFrame:
 
 def _counts(queue: Queue) -> dict[str, dict[str, int]]:
     counts: dict[str, dict[str, int]] = {}
-    sql = queue.sql(queue.engine.jobs.count_by_status, where="")
-    for table_name, state, count in queue.db.execute(sql).fetchall():
+    for table_name, state, count in queue.execute(queue.engine.jobs.count_by_status).fetchall():
         counts.setdefault(table_name, {})[state] = count
     return counts
