@@ -167,9 +167,7 @@ class WorkerPool:
         while select.select([self._forking.stdout], [], [], 0 if answers else timeout)[0]:
             data = self._forking.stdout.read(65536)
             if not data:
-                raise AssertionError(
-                    f"The process that forks workers died:\n{(self._folder / 'forking.log').read_text()}"
-                )
+                raise AssertionError(f"Nobody forks workers any more:\n{(self._folder / 'forking.log').read_text()}")
             *lines, self._rest = (self._rest + data).split(b"\n")
             answers += [json.loads(line) for line in lines]
         return answers
