@@ -72,6 +72,11 @@ TABLE = {
     "test_populate.py": Row(ENGINES, 22, "make() inside the transactions of both DataJoints"),
     "test_processes.py": Row(GENERATIONS, 17, "drivers beside processes and signals"),
     "test_queue_table.py": Row(EVERYWHERE, 7, "how the queue is declared"),
+    "test_races_claims.py": Row(EVERYWHERE, 6, "two connections and one statement: locks are the engine's own"),
+    "test_races_leases.py": Row(EVERYWHERE, 6, "two connections and one statement: locks are the engine's own"),
+    "test_races_runs.py": Row(EVERYWHERE, 6, "two connections and one statement: locks are the engine's own"),
+    "test_races_schedules.py": Row(EVERYWHERE, 6, "two connections and one statement: locks are the engine's own"),
+    "test_races_scheduling.py": Row(EVERYWHERE, 6, "two connections and one statement: locks are the engine's own"),
     "test_retention.py": Row(EVERYWHERE, 2, "the statements that remove old jobs"),
     "test_retries.py": Row(ENGINES, 20, "faults of the server: deadlocks, lock waits, lost connections"),
     "test_rules.py": Row(ENGINES, 14, "all the statements of the queue, in any order"),
@@ -83,6 +88,9 @@ TABLE = {
     "test_servers.py": Row(SERVERS, 12, "the servers that the tests start"),
     "test_signals.py": Row(GENERATIONS, 12, "drivers: psycopg2 puts signals off, pymysql does not"),
     "test_switching.py": Row(EVERYWHERE, 10, "the job tables of both DataJoints"),
+    "test_telemetry.py": Row(
+        GENERATIONS, 12, "what is told of a job does not come from the server, but its waiting time"
+    ),
     "test_timeouts.py": Row(GENERATIONS, 45, "drivers: how a statement is interrupted"),
     "test_worker.py": Row(GENERATIONS, 75, "drivers beside processes and signals; PostgreSQL wakes workers up"),
     "test_worker.py::test_an_idle_worker_asks_at_most_once_a_second_then_less_on_few_connections": Row(

@@ -83,10 +83,6 @@ class _Classic(ClassicJobTables):
     def quote(self, connection: Any, name: str) -> str:
         return f"`{name}`"
 
-    def user_sql(self, connection: Any) -> str:
-        """Asks for the user and the host that a connection comes from, as DataJoint records them."""
-        return "SELECT user()"
-
     def keys(self, expression: Any, **options: Any) -> list[dict[str, Any]]:
         return expression.fetch("KEY", **options)
 
@@ -183,9 +179,6 @@ class _Modern(ModernJobTables, _Classic):
 
     def quote(self, connection: Any, name: str) -> str:
         return connection.adapter.quote_identifier(name)
-
-    def user_sql(self, connection: Any) -> str:
-        return f"SELECT {connection.adapter.current_user_expr()}"
 
     def keys(self, expression: Any, **options: Any) -> list[dict[str, Any]]:
         return expression.keys(**options)

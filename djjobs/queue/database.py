@@ -54,7 +54,7 @@ class Database:
     def user(self) -> str:
         """As whom this connection acts, and from which host."""
         if self._user is None:
-            self._user = str(self.execute(datajoint_api.user_sql(self.connection)).fetchone()[0])
+            self._user = str(self.execute(self.engine.connection.own_user).fetchone()[0])
         return self._user
 
     def execute(self, sql: str, **parameters: Any) -> Any:

@@ -14,6 +14,8 @@ class ConnectionStatements(ABC):
     commit = "COMMIT"
     roll_back = "ROLLBACK"
     own_connection_id: ClassVar[str]
+    #: The user, and on MySQL the host that the connection comes from, as DataJoint records them.
+    own_user: ClassVar[str]
     #: From now on no statement of this connection waits for a lock for longer than a second.
     wait_little: ClassVar[str]
     #: Whether the driver keeps signals waiting while it waits for the server.

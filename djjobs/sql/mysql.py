@@ -133,6 +133,7 @@ class _Connection(ConnectionStatements):
     # Under REPEATABLE READ a locking read locks the gaps too and keeps others from inserting.
     begin = ("SET TRANSACTION ISOLATION LEVEL READ COMMITTED", "START TRANSACTION")
     own_connection_id = "SELECT CONNECTION_ID()"
+    own_user = "SELECT USER()"
     wait_little = "SET SESSION innodb_lock_wait_timeout = 1"
 
     def lock(self, name: str) -> tuple[str, str]:

@@ -131,6 +131,7 @@ class _Dialect(Dialect):
 class _Connection(ConnectionStatements):
     begin = ("BEGIN ISOLATION LEVEL READ COMMITTED",)
     own_connection_id = "SELECT pg_backend_pid()"
+    own_user = "SELECT current_user"
     wait_little = "SET lock_timeout = '1s'"
     defers_signals = True
 
