@@ -137,7 +137,7 @@ class Claims:
             raise
         return [
             Job(key_hash, self._keys.decode(key), attempt, priority, token["worker"], token["claim"], run_id, waited)
-            for key_hash, key, attempt, priority, run_id, waited in rows
+            for key_hash, key, attempt, priority, waited, run_id in rows
         ]
 
     # -- all jobs of the table -------------------------------------------------------------------------

@@ -54,7 +54,7 @@ class ClaimStatements:
 
     #: Lock the first jobs of a turn in the order of the index; no sort, so only these are locked.
     pick_in_order = """
-        SELECT key_hash, {key}, attempt, priority, run_id, {seconds_since[due_time]} FROM {jobs} {use_order_index}
+        SELECT key_hash, {key}, attempt, priority, {seconds_since[due_time]}, run_id FROM {jobs} {use_order_index}
         WHERE table_name = %(table)s AND status = 'scheduled' AND turn = %(turn)s {asked_for}
         ORDER BY due_time {direction} LIMIT %(count)s FOR UPDATE SKIP LOCKED"""
 
@@ -68,7 +68,7 @@ class ClaimStatements:
         WHERE near.status = 'scheduled' AND near.turn = %(turn)s {asked_for} LIMIT %(count)s"""
 
     pick_these = """
-        SELECT key_hash, {key}, attempt, priority, run_id, {seconds_since[due_time]} FROM {jobs}
+        SELECT key_hash, {key}, attempt, priority, {seconds_since[due_time]}, run_id FROM {jobs}
         WHERE table_name = %(table)s AND key_hash IN %(hashes)s AND status = 'scheduled' AND turn IS NOT NULL
         LIMIT %(count)s FOR UPDATE SKIP LOCKED"""
 
