@@ -213,6 +213,8 @@ def batch(cell: Cell, number: int, files: list[str]) -> Batch:
     if cell.engine:
         environment["ENGINE"] = cell.engine
     words = [*(f"tests/{name}" for name in files), *arguments()]
+    if not os.environ.get("ALL") and not named():
+        words += [f"--deselect=tests/{name}" for name in cell_table.deselected(cell.name)]
     seconds = sum(map(cell_table.seconds_of, files))
     name = f"{cell.name}-{number}" if cell.engine else cell.name
     return Batch(name, python_of(f"dj{cell.datajoint}"), words, seconds, {**os.environ, **environment})

@@ -104,9 +104,9 @@ def candidates() -> list[Source]:
     return [first, *(first.with_suite(suite) for suite in newer)]
 
 
-def sources(folder: Path = APT) -> list[Source]:
+def sources() -> list[Source]:
     """What apt is told about where packages come from, in both of its ways to write that."""
-    files = [folder / "sources.list", *sorted((folder / "sources.list.d").glob("*"))]
+    files = [APT / "sources.list", *sorted((APT / "sources.list.d").glob("*"))]
     found = []
     for file in files:
         if file.exists() and file.suffix in (".list", ".sources"):

@@ -270,7 +270,7 @@ def tables_of_queue(connection: Any, name: str) -> set[str]:
 
 def test_a_schema_is_dropped_and_made_anew_again_and_again(name: str, colleague: Any, events: None) -> None:
     """In each round the events' thread is just declaring the queue when the populate begins."""
-    for _ in range(8):
+    for _ in range(4):
         schema = dj.Schema(name)
         Square = squares(schema, 3)
         wait_for(lambda: tables_of_queue(colleague, name), every=0.002)

@@ -18,7 +18,6 @@ import datajoint as dj
 import fork_server
 import pytest
 from click.testing import CliRunner
-from conftest import GENERATION
 from helpers import wait_for
 from pipelines import INT, job_counts, rows_of, sessions
 
@@ -27,9 +26,6 @@ from djjobs import DjJobsError
 from djjobs.cli import logs, main
 from djjobs.table.targets import module_or_schema, tables_of
 from djjobs.worker import WorkerOptions
-
-# What a command does with its words is the same on every engine; test_worker runs the longest of them on all.
-pytestmark = pytest.mark.only(engines=("postgresql",) if GENERATION == 2 else ("mysql",))
 
 
 def djjobs(*arguments: str, folder: Path | None = None, **environment: str) -> subprocess.CompletedProcess[str]:

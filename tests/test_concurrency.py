@@ -52,16 +52,17 @@ def test_sixteen_workers_make_two_thousand_jobs_once_each(schema: Any, log: Call
 
 
 def test_two_teams_with_a_half_each_keep_to_their_half(schema: Any, log: CallLog) -> None:
-    Square = squares(schema, JOBS, recording(log))
-    halves = f"n <= {JOBS // 2}", f"n > {JOBS // 2}"
+    jobs = JOBS // 2
+    Square = squares(schema, jobs, recording(log))
+    halves = f"n <= {jobs // 2}", f"n > {jobs // 2}"
     results = side_by_side(schema, WORKERS, lambda worker: Square.populate(halves[worker % 2], reserve_jobs=True))
     for team in (0, 1):
-        assert sum(result["success_count"] for result in results[team::2]) == JOBS // 2
+        assert sum(result["success_count"] for result in results[team::2]) == jobs // 2
     teams: dict[str, set[bool]] = {}
     for n, pid in log.lines():
-        teams.setdefault(pid, set()).add(int(n) <= JOBS // 2)
+        teams.setdefault(pid, set()).add(int(n) <= jobs // 2)
     assert all(len(halves) == 1 for halves in teams.values())
-    all_made_once(Square, log, JOBS)
+    all_made_once(Square, log, jobs)
 
 
 @pytest.mark.parametrize("restrictions", [(), ("n > 0",)], ids=["all", "restricted"])

@@ -429,7 +429,7 @@ def test_finished_jobs_go_with_their_rows(lab: Lab, monkeypatch: pytest.MonkeyPa
 def test_a_row_that_was_deleted_and_inserted_again_is_made_again(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its finished job is in the way until it is cleaned up, which may be a while after the insert."""
     monkeypatch.setattr(lab.Spectrum, "keep_completed", True)
-    monkeypatch.setattr(djjobs.settings, "min_scheduling_interval", 2)
+    monkeypatch.setattr(djjobs.settings, "min_scheduling_interval", 1)
     for _ in range(3):
         lab.Session.insert1(S1)
         acted()
@@ -615,7 +615,7 @@ def test_known_keys_do_not_wait_for_the_interval(lab: Lab, monkeypatch: pytest.M
 def test_the_last_of_a_burst_is_acted_on_when_the_interval_is_over(
     lab: Lab, said: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(djjobs.settings, "min_scheduling_interval", 8)
+    monkeypatch.setattr(djjobs.settings, "min_scheduling_interval", 4)
     lab.Spectrum.schedule_jobs()
     for n in range(10):
         lab.Session.insert(iter([{**S1, "session": n}]))

@@ -117,6 +117,28 @@ def test_a_schedule_that_another_decides_about_is_not_moved_on(lab: Lab, theirs:
     assert (lab.schedule(name).last_time, lab.schedule(name).last_state) == (None, "")
 
 
+def test_a_schedule_whose_firing_is_gone_is_not_moved_on_though_it_was_fired_before(
+    lab: Lab, theirs: Theirs, me: str
+) -> None:
+    """What came of it is told by the firing itself, and by no other of the same schedule."""
+    name = lab.add(RESULT)
+    for hours in (3, 1):
+        due = lab.make_due(name, hours * HOUR)
+        schedule = lab.timetable.find(name)
+        assert schedule is not None
+        firing, _ = lab.timetable.fire(schedule, due, me)
+        assert firing is not None and lab.timetable.end(firing, "done", f"{hours} hours ago")
+    assert lab.schedule(name).last_outcome == "1 hours ago"
+    lab.make_due(name)
+    schedule = lab.timetable.find(name)
+    assert schedule is not None
+    forget = f"DELETE FROM {theirs.timetable.firings.full_table_name} WHERE running = 1"
+    with just("before", lab.schema.connection, ADVANCE, lambda: theirs.connection.query(forget)):
+        lab.timetable.fire(schedule, lab.timetable.now(), me)
+    assert lab.timetable.find(name) == schedule
+    assert lab.schedule(name).last_outcome == "1 hours ago"
+
+
 @pytest.fixture
 def lost(lab: Lab, me: str) -> Any:
     """A firing whose process was not heard of for too long, and another one that runs."""

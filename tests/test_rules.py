@@ -46,7 +46,7 @@ from djjobs.work.outcome import Outcome
 from djjobs.work.shared_memory import SharedMemory
 
 #: An example is a sequence of steps. More of them: DJJOBS_EXAMPLES=1000
-EXAMPLES = int(os.environ.get("DJJOBS_EXAMPLES", 45))
+EXAMPLES = int(os.environ.get("DJJOBS_EXAMPLES", 25))
 LENGTH = 40
 #: To look for the shortest sequence that fails takes minutes: DJJOBS_SHRINK=1
 PHASES = [Phase.generate, *([Phase.shrink] if os.environ.get("DJJOBS_SHRINK") else [])]

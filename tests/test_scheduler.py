@@ -74,7 +74,7 @@ def test_what_strangers_keep_locked_does_not_keep_the_leader_from_leading(lab: L
             stranger.query(f"SELECT * FROM {schedules} WHERE name = '{name}' FOR UPDATE").fetchall()
             wait_for(lambda: leads(lab, scheduler))
             since = lab.leader["since"]
-            for _ in range(4):
+            for _ in range(2):
                 expires = lab.leader["expires"]
                 # one that waits for the lock would do so for 50 s, or for ever
                 wait_for(lambda expires=expires: lab.leader["expires"] > expires, timeout=20)
@@ -235,7 +235,7 @@ def test_a_firing_whose_scheduler_was_killed_is_taken_up_again_under_the_same_ro
 
 def test_a_firing_that_takes_its_scheduler_with_it_is_given_up_in_the_end(lab: Lab) -> None:
     name = lab.add(RESULT, due=True)
-    few = {"DJJOBS_LEADER_EXPIRY": "3", "DJJOBS_MAX_CRASHES": "2"}
+    few = {"DJJOBS_LEADER_EXPIRY": "2", "DJJOBS_MAX_CRASHES": "2"}
     with lab.closed(), ExitStack() as stack:
         schedulers = [stack.enter_context(running(lab, "scheduler", MODULE, **few)) for _ in range(3)]
         for attempt in (1, 2):
@@ -326,7 +326,7 @@ def test_of_three_schedulers_the_leader_is_killed_again_and_again_and_every_firi
     with ExitStack() as stack:
         schedulers = [stack.enter_context(running(lab, "scheduler", MODULE, **patient)) for _ in range(3)]
         leader: Command | None = None
-        while kills < 5:
+        while kills < 3:
             leader = the_leader(lab, schedulers)
             before = len(lab.firings())
             # In the middle of its work, wherever that is.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import decimal
+import gc
 import logging
 import os
 import types
@@ -424,6 +425,7 @@ def test_an_element_is_adopted_before_it_is_activated(
     lab.Session.insert([(1,), (2,)])
     assert lab.Spectrum.populate(reserve_jobs=True) == {"success_count": 2, "error_list": []}
     assert len(lab.Spectrum()) == len(lab.Spectrum.Band()) == 2
+    gc.collect()  # classes of other tests would hear of changes, too
     monkeypatch.setattr(djjobs.settings, "events", True)
     lab.Session.insert1((3,))
     assert djjobs.flush_events()

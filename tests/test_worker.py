@@ -275,8 +275,8 @@ def test_an_idle_worker_ends_after_its_idle_timeout_but_not_while_a_job_runs(lab
 @pytest.mark.parametrize("most", [None, 1], ids=["same process", "a fresh process for each job"])
 def test_a_job_that_would_not_end_in_time_is_not_begun(lab: Lab, most: int | None) -> None:
     """Judged by how long the jobs of its table took: those of another table still fit."""
-    lab.add(*["sleep 5"] * 3)
-    walltime = 10.5
+    lab.add(*["sleep 2.5"] * 3)
+    walltime = 5.25
     began = time.monotonic()
     assert lab.run(lab.First, lab.Second, walltime=walltime, max_jobs_per_process=most, drain=True) == 0
     assert time.monotonic() - began < walltime + SLACK

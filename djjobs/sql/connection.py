@@ -14,7 +14,7 @@ class ConnectionStatements(ABC):
     commit = "COMMIT"
     roll_back = "ROLLBACK"
     own_connection_id: ClassVar[str]
-    #: As whom the connection acts, as DataJoint records it.
+    #: The user, and on MySQL the host that the connection comes from, as DataJoint records them.
     own_user: ClassVar[str]
     #: After this, no statement of the connection waits longer than a second for a lock.
     wait_little: ClassVar[str]

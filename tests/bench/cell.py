@@ -14,13 +14,13 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import servers
 from claims import claim_times, memory, run_looks
-from crew import Crew
 from events import acting, inserting
 from pipeline import Pipeline, configure, dj
 from report import Figure
 from scheduling import schedule_again, schedule_new
 from throughput import throughput
 from timing import say
+from workers import WorkerPool
 
 
 class Sizes:
@@ -57,7 +57,7 @@ def main() -> None:
 
 
 def start(engine: str) -> servers.PrivateServer:
-    """A private server as the tests have it, with as much cache as the server of a lab."""
+    """A private server with as much cache as the server of a lab, and as careful with what is committed."""
     servers.obtain(engine)
     kind: Any = {
         "postgresql": servers.PostgresServer,
@@ -67,6 +67,8 @@ def start(engine: str) -> servers.PrivateServer:
     room = "--shared_buffers=1GB" if engine == "postgresql" else "--innodb-buffer-pool-size=1G"
 
     class Roomy(kind):
+        relaxed = ()
+
         def _command(self) -> list[str]:
             return [*super()._command(), room]
 
@@ -83,8 +85,8 @@ def _schedule(sizes: Sizes, settings: dict[str, Any], cell: str) -> Iterator[Fig
 def _throughput(sizes: Sizes, settings: dict[str, Any], cell: str) -> Iterator[Figure]:
     ours = {jobs: Pipeline(f"bench_work_{jobs}", "ours").fill(jobs) for jobs in sizes.jobs}
     theirs = Pipeline("bench_work_theirs", "datajoint").fill(sizes.their_jobs)
-    with Crew(16, settings) as crew:
-        yield from throughput(crew, ours, theirs, sizes.their_jobs, sizes.rounds, cell)
+    with WorkerPool(16, settings) as pool:
+        yield from throughput(pool, ours, theirs, sizes.their_jobs, sizes.rounds, cell)
 
 
 def _claims(sizes: Sizes, settings: dict[str, Any], cell: str) -> Iterator[Figure]:

@@ -6,10 +6,10 @@ import statistics
 from collections.abc import Iterator
 from typing import Any
 
-from crew import Crew
 from pipeline import Pipeline
 from report import Figure
 from timing import say, timed
+from workers import WorkerPool
 
 import djjobs
 from djjobs.queue.claim import ORDERS, Claims
@@ -48,9 +48,9 @@ def memory(short: Pipeline, long: Pipeline, lengths: tuple[int, int], settings: 
     """The most memory that a worker needs for the same number of jobs."""
     peaks = []
     for pipeline in (short, long):
-        with Crew(1, settings) as crew:
-            crew.populate(1, pipeline.database, pipeline.side, max_calls=min(500, lengths[0] // 2))
-            peaks.append(crew.memory())
+        with WorkerPool(1, settings) as pool:
+            pool.populate(1, pipeline.database, pipeline.side, max_calls=min(500, lengths[0] // 2))
+            peaks.append(pool.memory())
     return Figure(
         f"memory of a worker with {lengths[1]:,} jobs and with {lengths[0]:,}",
         cell,

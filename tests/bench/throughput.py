@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from functools import partial
 
-from crew import Crew
 from pipeline import GENERATION, Pipeline
 from report import Figure
 from timing import alternate
+from workers import WorkerPool
 
 __all__ = ["throughput"]
 
@@ -19,16 +19,16 @@ _CLASSIC_TARGETS = {16: 15.0}
 
 
 def throughput(
-    crew: Crew, ours: dict[int, Pipeline], theirs: Pipeline, their_jobs: int, rounds: int, cell: str
+    pool: WorkerPool, ours: dict[int, Pipeline], theirs: Pipeline, their_jobs: int, rounds: int, cell: str
 ) -> Iterator[Figure]:
     """`ours` has a pipeline for each number of jobs: few for one worker, many for several."""
     targets = _TARGETS if GENERATION == 2 else _CLASSIC_TARGETS
     jobs = {workers: min(ours) if workers == 1 else max(ours) for workers in _TARGETS}
     sides: dict[str, Callable[[], float]] = {}
     for workers in _TARGETS:
-        sides[f"ours {workers}"] = partial(_rate, crew, workers, ours[jobs[workers]], jobs[workers])
+        sides[f"ours {workers}"] = partial(_rate, pool, workers, ours[jobs[workers]], jobs[workers])
         if workers in targets:
-            sides[f"theirs {workers}"] = partial(_rate, crew, workers, theirs, their_jobs)
+            sides[f"theirs {workers}"] = partial(_rate, pool, workers, theirs, their_jobs)
     rates = alternate(sides, rounds)
     for workers, target in targets.items():
         own, other = rates[f"ours {workers}"], rates[f"theirs {workers}"]
@@ -51,10 +51,10 @@ def throughput(
     )
 
 
-def _rate(crew: Crew, workers: int, pipeline: Pipeline, jobs: int) -> float:
+def _rate(pool: WorkerPool, workers: int, pipeline: Pipeline, jobs: int) -> float:
     pipeline.empty()
     pipeline.enqueue()
-    done, seconds = crew.populate(workers, pipeline.database, pipeline.side)
+    done, seconds = pool.populate(workers, pipeline.database, pipeline.side)
     if done != jobs:
         raise RuntimeError(f"{done} of {jobs} jobs were done")
     return jobs / seconds

@@ -9,8 +9,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from chaos.crew import Crew, Worker
 from chaos.server import Bystander
+from chaos.workers import Worker, WorkerPool
 
 #: How often each fault occurs, in proportion.
 WEIGHTS = {
@@ -130,8 +130,8 @@ class Mayhem:
         How long a process is suspended, at least; longer than the lease.
     """
 
-    def __init__(self, server: Any, bystander: Bystander, crew: Crew, record: Record, suspension: float) -> None:
-        self._server, self._bystander, self._crew, self._record = server, bystander, crew, record
+    def __init__(self, server: Any, bystander: Bystander, pool: WorkerPool, record: Record, suspension: float) -> None:
+        self._server, self._bystander, self._pool, self._record = server, bystander, pool, record
         self._suspension = suspension
         self._later: list[tuple[float, Callable[[], None]]] = []
 
@@ -171,7 +171,7 @@ class Mayhem:
     def _worker(self, whom: float, kind: str = "") -> Worker | None:
         fit = [
             worker
-            for _, worker in sorted(self._crew.workers.items())
+            for _, worker in sorted(self._pool.workers.items())
             if worker.state == "up" and worker.kind in (kind or worker.kind) and worker.is_ready()
         ]
         return fit[int(whom * len(fit))] if fit else None
@@ -298,7 +298,7 @@ class Mayhem:
         self.ask_to_leave(worker)
 
         def kill() -> None:
-            if self._crew.workers.get(worker.place) is worker:
+            if self._pool.workers.get(worker.place) is worker:
                 self._kill_family(worker, fault.kind)
 
         self._later.append((time.time() + fault.how * 0.5, kill))

@@ -18,12 +18,12 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from chaos.crew import Crew, End
 from chaos.faults import Fault, Mayhem, Record, plan
 from chaos.options import Options
 from chaos.server import Bystander, environment
 from chaos.verdict import Recovery, Verdict
 from chaos.watch import Watch
+from chaos.workers import End, WorkerPool
 
 #: How long a worker may take to leave, by the promise that it makes, before the slack.
 LEAVING = 10.0
@@ -79,18 +79,18 @@ def run(server: Any, options: Options, folder: Path) -> Report:
     variables = {name: str(value) for name, value in variables.items()}
     variables = {**inherited, **environment(server.settings, str(folder)), **variables}
     record = Record()
-    with Crew(options.workers, variables, folder) as crew:
+    with WorkerPool(options.workers, variables, folder) as pool:
         try:
-            return _Run(server, bystander, crew, record, options).go()
+            return _Run(server, bystander, pool, record, options).go()
         finally:
             bystander.close()
             (folder / "story.log").write_text("\n".join([*record.story, ""]))
 
 
 class _Run:
-    def __init__(self, server: Any, bystander: Bystander, crew: Crew, record: Record, options: Options) -> None:
-        self._bystander, self._crew, self._record, self._options = bystander, crew, record, options
-        self._mayhem = Mayhem(server, bystander, crew, record, options.lease + options.heartbeat + 1)
+    def __init__(self, server: Any, bystander: Bystander, pool: WorkerPool, record: Record, options: Options) -> None:
+        self._bystander, self._pool, self._record, self._options = bystander, pool, record, options
+        self._mayhem = Mayhem(server, bystander, pool, record, options.lease + options.heartbeat + 1)
         self._watch = Watch(bystander, self._record, options.most)
         self._report = Report(options, plan(options.seed, options.seconds))
         self._chance = random.Random(options.seed)
@@ -100,10 +100,10 @@ class _Run:
     def go(self) -> Report:
         options, report = self._options, self._report
         started = time.monotonic()
-        self._crew.declare()
+        self._pool.declare()
         for place in range(options.workers):
             # Half of the supervisors start as on a command line, all others from what is imported already.
-            self._crew.hire(place, fresh=not place % 4)
+            self._pool.start_worker(place, fresh=not place % 4)
         self._feed(options.numbers // 4)
         if self._work_until(self._is_complete, 60, "not all workers got ready"):
             report.seconds["start"] = time.monotonic() - started
@@ -120,7 +120,7 @@ class _Run:
     # -- the phases --------------------------------------------------------------------------------------------
 
     def _is_complete(self) -> bool:
-        return all(worker.is_ready() for worker in self._crew.workers.values())
+        return all(worker.is_ready() for worker in self._pool.workers.values())
 
     def _happen(self) -> None:
         """Let the faults happen, while more and more numbers come in."""
@@ -146,11 +146,11 @@ class _Run:
         """Ask everybody to go; nobody may need to be forced."""
         self._work_until(self._is_complete, 30, "not all workers got ready again")
         self._replacing = False
-        for worker in self._crew.workers.values():
+        for worker in self._pool.workers.values():
             self._mayhem.ask_to_leave(worker)
         patience = LEAVING + self._options.slack
-        if not self._work_until(lambda: not self._crew.workers, patience, "not all workers left in time"):
-            for worker in self._crew.workers.values():
+        if not self._work_until(lambda: not self._pool.workers, patience, "not all workers left in time"):
+            for worker in self._pool.workers.values():
                 self._record.complain(f"{worker.log.name}, process {worker.pid}, is still at:\n{worker.where()}")
 
     # -- every moment --------------------------------------------------------------------------------------------
@@ -167,14 +167,14 @@ class _Run:
     def _step(self) -> None:
         time.sleep(0.05)
         self._mayhem.go_on()
-        for worker in self._crew.workers.values():
+        for worker in self._pool.workers.values():
             worker.children()
-        for end in self._crew.ends():
+        for end in self._pool.ends():
             self._record.tell(f"{end.worker.log.name} ended, process {end.worker.pid}, exit code {end.code}")
             self._judge(end)
-            del self._crew.workers[end.worker.place]
+            del self._pool.workers[end.worker.place]
             if self._replacing:
-                new = self._crew.hire(end.worker.place, fresh=self._chance.random() < 0.1)
+                new = self._pool.start_worker(end.worker.place, fresh=self._chance.random() < 0.1)
                 self._record.tell(f"{new.log.name} started, process {new.pid}")
         self._watch.look()
 

@@ -1,4 +1,4 @@
-"""The crew: so many places, each with a worker; one that is gone is replaced."""
+"""The pool: so many places, each with a worker; one that is gone is replaced."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ TESTS = Path(__file__).resolve().parents[1]
 
 @dataclass
 class Worker:
-    """One process at a place of the crew, with all its children."""
+    """One process at a place of the pool, with all its children."""
 
     place: int
     kind: str
@@ -76,8 +76,8 @@ class End:
     when: float
 
 
-class Crew:
-    """Starts workers through a nursery and hears of their ends. Use it as a context manager."""
+class WorkerPool:
+    """Starts workers through a process that forks them, and hears of their ends. Use it as a context manager."""
 
     def __init__(self, size: int, environment: dict[str, str], folder: Path) -> None:
         self.size, self._folder = size, folder
@@ -85,9 +85,9 @@ class Crew:
         self._count = 0
         self._answers: list[dict[str, Any]] = []
         self._rest = b""
-        with open(folder / "nursery.log", "ab") as log:
-            self._nursery = subprocess.Popen(
-                [sys.executable, "-m", "chaos.nursery"],
+        with open(folder / "forking.log", "ab") as log:
+            self._forking = subprocess.Popen(
+                [sys.executable, "-m", "chaos.forking"],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=log,
@@ -96,7 +96,7 @@ class Crew:
                 bufsize=0,
             )
 
-    def __enter__(self) -> Crew:
+    def __enter__(self) -> WorkerPool:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -106,9 +106,9 @@ class Crew:
             for pid in family:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
-        self._nursery.kill()
-        self._nursery.wait()
-        for pipe in (self._nursery.stdin, self._nursery.stdout):
+        self._forking.kill()
+        self._forking.wait()
+        for pipe in (self._forking.stdin, self._forking.stdout):
             assert pipe
             pipe.close()
 
@@ -125,7 +125,7 @@ class Crew:
                     return
         raise AssertionError("The pipeline was not declared within a minute")
 
-    def hire(self, place: int, fresh: bool = False) -> Worker:
+    def start_worker(self, place: int, fresh: bool = False) -> Worker:
         """Start a worker at this place: every other one is a script, the rest have one slot or two."""
         self._count += 1
         kind = "script" if place % 2 else "worker"
@@ -147,8 +147,8 @@ class Crew:
 
     def _start(self, kind: str, arguments: list[str], fresh: bool, log: Path) -> int:
         order = {"kind": kind, "arguments": arguments, "fresh": fresh, "log": str(log)}
-        assert self._nursery.stdin
-        self._nursery.stdin.write(json.dumps(order).encode() + b"\n")
+        assert self._forking.stdin
+        self._forking.stdin.write(json.dumps(order).encode() + b"\n")
         deadline = time.monotonic() + 60
         kept: list[dict[str, Any]] = []
         while time.monotonic() < deadline:
@@ -158,16 +158,16 @@ class Crew:
                     self._answers = kept + answers[number + 1 :]
                     return answer["started"]
                 kept.append(answer)
-        raise AssertionError(f"No worker was started:\n{(self._folder / 'nursery.log').read_text()}")
+        raise AssertionError(f"No worker was started:\n{(self._folder / 'forking.log').read_text()}")
 
     def _hear(self, timeout: float) -> list[dict[str, Any]]:
-        """What the nursery has said; waits for something for so long."""
+        """What the process that forks has said; waits for something for so long."""
         answers, self._answers = self._answers, []
-        assert self._nursery.stdout
-        while select.select([self._nursery.stdout], [], [], 0 if answers else timeout)[0]:
-            data = self._nursery.stdout.read(65536)
+        assert self._forking.stdout
+        while select.select([self._forking.stdout], [], [], 0 if answers else timeout)[0]:
+            data = self._forking.stdout.read(65536)
             if not data:
-                raise AssertionError(f"The nursery died:\n{(self._folder / 'nursery.log').read_text()}")
+                raise AssertionError(f"Nobody forks workers any more:\n{(self._folder / 'forking.log').read_text()}")
             *lines, self._rest = (self._rest + data).split(b"\n")
             answers += [json.loads(line) for line in lines]
         return answers

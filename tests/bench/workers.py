@@ -1,4 +1,4 @@
-"""A crew of worker processes: started once, each with its own connection, and released together for every run.
+"""A pool of worker processes: started once, each with its own connection, and released together for every run.
 
 Run as a script this is one worker: it reads orders from its input, one line each, and answers on its output.
 """
@@ -14,10 +14,10 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-__all__ = ["Crew"]
+__all__ = ["WorkerPool"]
 
 
-class Crew:
+class WorkerPool:
     """So many workers, to be used as a context manager."""
 
     def __init__(self, size: int, settings: dict[str, Any]) -> None:
@@ -25,7 +25,7 @@ class Crew:
         pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True, "bufsize": 1}
         self._workers = [subprocess.Popen(command, **pipes) for _ in range(size)]
 
-    def __enter__(self) -> Crew:
+    def __enter__(self) -> WorkerPool:
         return self
 
     def __exit__(
