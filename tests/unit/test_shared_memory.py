@@ -1,0 +1,52 @@
+"""What a slot and its monitor tell each other through memory, also when the slot was killed in the middle."""
+
+from __future__ import annotations
+
+import json
+import os
+
+import pytest
+
+from djjobs import DjJobsError
+from djjobs.work.shared_memory import SharedMemory, Started
+
+FIRST, SECOND = Started(1.5, 7, "a" * 32, 0), Started(2.5, 8, "b" * 32, 3)
+
+
+def test_what_was_written_last_is_read() -> None:
+    memory = SharedMemory()
+    assert memory.read() is None
+    for started in (FIRST, SECOND, FIRST, None, SECOND):
+        memory.write(started)
+        assert memory.read() == started
+
+
+def test_another_process_reads_it_also_after_its_end() -> None:
+    memory = SharedMemory()
+    pid = os.fork()
+    if not pid:
+        memory.write(SECOND)
+        memory.write_progress('{"done": 1}')
+        os._exit(0)
+    os.waitpid(pid, 0)
+    assert (memory.read(), memory.read_progress()) == (SECOND, '{"done": 1}')
+
+
+def test_a_new_job_has_said_nothing_of_its_progress_and_has_not_yielded() -> None:
+    memory = SharedMemory()
+    memory.write(FIRST)
+    memory.write_progress("half")
+    memory.write_yielded()
+    assert (memory.read_progress(), memory.has_yielded) == ("half", True)
+    memory.write(SECOND)
+    assert (memory.read_progress(), memory.has_yielded) == (None, False)
+
+
+def test_a_progress_in_any_script_comes_back_and_one_that_is_too_long_is_refused() -> None:
+    memory = SharedMemory()
+    for text in ("", json.dumps({"note": "übergrößig \N{SNOWMAN}"}, ensure_ascii=False), "x" * 3000):
+        memory.write_progress(text)
+        assert memory.read_progress() == text
+    with pytest.raises(DjJobsError, match="shorter"):
+        memory.write_progress("x" * 3072)
+    assert memory.read_progress() == "x" * 3000, "what was there stays"
