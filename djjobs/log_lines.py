@@ -125,7 +125,7 @@ _LINES: dict[str, tuple[int | Callable[[Event], int], Callable[[Event], str]]] =
     "worker heard": (logging.DEBUG, lambda event: f"Worker {event.details['worker']} is alive."),
     "worker stopping": (logging.INFO, _detail("why")),
     "worker ended": (logging.INFO, _worker_ended),
-    "worker died": (logging.WARNING, lambda event: f"Worker {event.details['worker']} died: {event.details['story']}"),
+    "worker died": (logging.INFO, lambda event: f"Worker {event.details['worker']} died: {event.details['story']}"),
     "run begun": (logging.DEBUG, _run_begun),
     "run ended": (logging.INFO, _run_ended),
     "schedule fired": (logging.INFO, _detail("words")),

@@ -10,9 +10,12 @@ from typing import Any
 
 import pytest
 from helpers import wait_for
-from workloads.squares import CallLog, insert_square
+from workloads.squares import Bystander, CallLog, insert_square
 
 from djjobs import telemetry
+from djjobs.queue.identity import Claimant
+from djjobs.queue.leases import Registration, recover
+from djjobs.queue.table_queue import TableQueue
 from djjobs.worker import WorkerOptions, run_worker
 
 Heard = list[telemetry.Event]
@@ -137,6 +140,37 @@ def test_a_job_whose_slot_dies_is_told_of(start: Any, heard: Heard, log: CallLog
     assert told_of(heard, 1) == ["job claimed", "job started", "job retried", "job claimed", "job started", "job done"]
     (retried,) = named(heard, "job retried")
     assert "SIGKILL" in retried.details["message"]
+
+
+def test_the_jobs_of_a_dead_worker_are_told_of_when_they_come_back(
+    start: Any, heard: Heard, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    Square = start(2)
+    Square.schedule_jobs()
+    claimant = Claimant()
+    jobs = TableQueue.of(Square())
+    Registration(jobs.queue, claimant.worker_id, [jobs.table_name], 1).beat()
+    assert len(jobs.claims(claimant=claimant).take(2)) == 2
+    jobs.queue.db.execute(f"UPDATE {jobs.queue.workers.full_table_name} SET last_heartbeat = '2020-01-01'")
+    recover(jobs.queue, {jobs.table_name: jobs.finisher})
+    (died,) = named(heard, "worker died")
+    assert died.details["worker"] == claimant.worker_id
+    recovered = named(heard, "job recovered")
+    assert sorted((event.key["n"], event.attempt, event.details["status"]) for event in recovered if event.key) == [
+        (1, 1, "scheduled"),
+        (2, 1, "scheduled"),
+    ]
+
+
+def test_a_job_that_was_given_to_another_is_told_of_as_lost(start: Any, heard: Heard) -> None:
+    def make(self: Any, key: dict[str, Any]) -> None:
+        with Bystander(Square) as bystander:
+            bystander.change(key["n"], "worker_id = 'another'")
+        insert_square(self, key)
+
+    Square = start(1, make)
+    populate(Square)
+    assert told_of(heard, 1) == ["job claimed", "job started", "job lost"]
 
 
 def test_a_cancelled_job_and_a_clean_up_are_told_of(start: Any, heard: Heard) -> None:

@@ -100,7 +100,7 @@ def recover(
     surely = "" if uptime is None else queue.sql(workers.surely_missing)
     find = queue.sql(workers.find_dead_claims, surely=surely, join_chosen=join_chosen)
     rows = queue.db.execute(find, tables=tuple(finishers), lease=settings.lease, uptime=uptime).fetchall()
-    recovered = 0
+    recovered, told = 0, set()
     for table_name, key_hash, key, attempt, priority, worker_id, claim, host, pid in rows:
 
         def dead(worker_id: str = worker_id) -> bool:
@@ -113,6 +113,9 @@ def recover(
         outcome = finisher.crashed(job, Failure("crash", story, host=host, pid=pid), dead)
         if outcome is not None:
             recovered += 1
+            if worker_id not in told:
+                told.add(worker_id)
+                emit("worker died", worker=worker_id, story=story)
             emit("job recovered", finisher.name, job.key, attempt=attempt + 1, message=story, status=outcome)
         between()
     queue.execute(workers.mark_dead)

@@ -190,7 +190,7 @@ LINES: list[tuple[str, dict[str, Any], int, str]] = [
         logging.INFO,
         "Worker w1 ends: 3 jobs done, 1 failed.",
     ),
-    ("worker died", {"worker": "w1", "story": "killed"}, logging.WARNING, "Worker w1 died: killed"),
+    ("worker died", {"worker": "w1", "story": "killed"}, logging.INFO, "Worker w1 died: killed"),
     ("run begun", {"run_id": 7, "count": 2}, logging.DEBUG, "Run 7 of Spectrum begins: 2 jobs."),
     (
         "run ended",
