@@ -116,11 +116,11 @@ def test_a_job_that_fails_between_finding_and_locking_it_waits_for_its_time(wait
 
 
 def make_due(table: Any) -> None:
-    """Jobs that were to wait have become due, and nobody has put them into line."""
+    """Jobs that were to wait have become due, and nobody has given them a turn."""
     change_jobs(table, list(rows_by_number(table)), f"turn = NULL, due_time = {ago(table.Number.connection, 60)}")
 
 
-def test_who_puts_due_jobs_into_line_does_not_wait_for_those_that_others_hold(waiting: Any) -> None:
+def test_giving_turns_to_due_jobs_does_not_wait_for_those_that_others_hold(waiting: Any) -> None:
     Square = waiting(2)
     make_due(Square)
     with impatient(Square), job_locked(Square, 1):
@@ -128,8 +128,8 @@ def test_who_puts_due_jobs_into_line_does_not_wait_for_those_that_others_hold(wa
     assert numbers(claims_of(Square).take(2)) == [1]
 
 
-def test_a_due_job_is_not_changed_while_it_is_put_into_line(waiting: Any) -> None:
-    """Else one that gets a later time in between would be in line before its time."""
+def test_a_due_job_is_not_changed_while_it_gets_its_turn(waiting: Any) -> None:
+    """Else one that gets a later time in between would have its turn too early."""
     Square = waiting(1)
     make_due(Square)
     with Bystander(Square) as bystander:
@@ -140,7 +140,9 @@ def test_a_due_job_is_not_changed_while_it_is_put_into_line(waiting: Any) -> Non
             assert beside.had_to_wait
 
 
-def test_who_puts_due_jobs_into_line_keeps_nobody_from_those_that_are_in_line(waiting: Any) -> None:
+@pytest.mark.only(engines=["postgresql", "mysql"])
+def test_giving_turns_to_due_jobs_keeps_nobody_from_those_that_have_one(waiting: Any) -> None:
+    """MariaDB also locks the row after the range, for as long as that takes; nobody else is kept from the others."""
     Square = waiting(2)
     change_jobs(Square, [1], f"turn = NULL, due_time = {ago(Square.Number.connection, 60)}")
     with another(Square) as theirs:
