@@ -34,7 +34,7 @@ LOGS = ROOT / "build" / "test"
 #: So many batches run side by side. Much of the time a test waits for something, so more than there are processors.
 AT_ONCE = int(os.environ.get("CELLS_AT_ONCE") or (os.cpu_count() or 2) + 1)
 #: About how many seconds of tests one batch has.
-BATCH = 100
+BATCH = 180
 SLOWEST = 10
 NO_SERVER = 3  # what tests/servers.py exits with
 

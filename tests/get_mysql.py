@@ -25,7 +25,9 @@ __all__ = ["CannotGet", "Source", "found", "get", "sources"]
 
 APT = Path("/etc/apt")
 OS_RELEASE = Path("/etc/os-release")
-CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "djjobs-tests" / "mysql"
+_USUAL = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "djjobs-tests"
+# Processes that tests start find it too, though they may have a HOME of their own.
+CACHE = Path(os.environ.setdefault("DJJOBS_TEST_CACHE", str(_USUAL))) / "mysql"
 #: By distribution: the suites to look in where the installed one has no MySQL.
 NEWER_SUITES = {"debian": ["sid"], "ubuntu": ["devel"]}
 #: What packages of the server are called; the first that there is.
