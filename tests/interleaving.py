@@ -23,7 +23,7 @@ from djjobs.queue.enqueue import insert_new
 from djjobs.queue.finish import Finisher, release_slot
 from djjobs.queue.identity import Claimant
 from djjobs.queue.keys import Keys
-from djjobs.queue.leases import Registration
+from djjobs.queue.leases import Registration, recover
 from djjobs.queue.queue import Queue
 
 # -- the ways into djjobs that these tests take, so that a change of them is a change here --------------------------
@@ -58,6 +58,11 @@ def registration_of(table: Any, worker_id: str) -> Registration:
 def give_back_slot(table: Any, worker_id: str, slot: int = 0) -> int:
     """Give back what a slot of a worker has claimed of a table, and the runs that it was finishing; how many jobs."""
     return release_slot(queue_of(table), [table.table_name], worker_id, slot)
+
+
+def recover_all(table: Any, between: Callable[[], None]) -> int:
+    """Put back the jobs of dead workers, with a pause after each; how many."""
+    return recover(queue_of(table), {table.table_name: finisher_of(table)}, between)
 
 
 def schedule_automatically(table: Any, *restrictions: Any) -> int:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from helpers import wait_for
-from interleaving import another, impatient, job_locked, just, registration_of
+from interleaving import another, impatient, job_locked, just, recover_all, registration_of
 from workloads.lives import ago, forget_all_workers, job_of, kinds, lose, uptime, worker_rows
 from workloads.squares import Bystander, Standing, change_jobs, statuses
 
@@ -95,6 +95,22 @@ def test_who_recovers_marks_the_silent_as_dead_and_no_others(waiting: Any) -> No
     silent, alive = lose(Square, [1]), lose(Square, [2], lease=600)
     Square.cleanup_jobs()
     assert {row["worker_id"]: row["state"] for row in worker_rows(Square)} == {silent: "dead", alive: "working"}
+
+
+def test_who_recovers_many_jobs_is_heard_of_between_two_of_them(waiting: Any) -> None:
+    """Else whoever recovers the jobs of a large node would look dead itself."""
+    Square = waiting(3)
+    lose(Square, [1, 2, 3])
+    seen: list[int] = []
+    assert recover_all(Square, lambda: seen.append(list(statuses(Square).values()).count("scheduled"))) == 3
+    assert seen == [1, 2, 3]
+
+
+def test_a_request_calls_for_the_attention_of_its_own_worker_alone(waiting: Any) -> None:
+    Square = waiting(2)
+    asked, other = lose(Square, [1], lease=600), lose(Square, [2], lease=600)
+    assert Square.cancel_jobs("n = 1") == 1
+    assert {row["worker_id"]: row["calls"] for row in worker_rows(Square)} == {asked: 1, other: 0}
 
 
 # -- a server that was away ----------------------------------------------------------------------------------------

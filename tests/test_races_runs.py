@@ -9,7 +9,7 @@ import pytest
 from interleaving import Beside, another, claims_of, give_back_slot, just, registration_of, schedule_automatically
 from pipelines import rows_of
 from workloads.lives import ago, forget_all_workers
-from workloads.squares import another_connection, change_jobs, rows_by_number, statuses
+from workloads.squares import another_connection, change_jobs, made, rows_by_number, statuses
 
 import djjobs
 
@@ -209,6 +209,23 @@ def test_two_who_want_to_finish_a_run_do_not_pass_each_other(start: Any) -> None
             Square.populate(reserve_jobs=True)
         assert beside.had_to_wait
     assert run.state == "done"
+
+
+def test_a_transaction_that_finish_run_leaves_open_does_not_keep_others_from_the_run(start: Any) -> None:
+    """What it has done there is undone before it is tried again."""
+    calls: list[int] = []
+
+    def finish_run(self: Any, run: Any) -> None:
+        calls.append(1)
+        if len(calls) == 1:
+            self.connection.start_transaction()
+            self.insert1({"n": 2, "square": 0}, allow_direct_insert=True)
+            raise ValueError("in the middle")
+
+    Square = start(2, finish_run=finish_run)
+    run = Square.schedule_jobs("n = 1", name="m1")
+    Square.populate("n = 1", reserve_jobs=True)
+    assert (calls, run.state, made(Square())) == ([1, 1], "done", [1])
 
 
 def test_a_slot_that_has_died_leaves_the_runs_of_others_alone(start: Any) -> None:

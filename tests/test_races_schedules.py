@@ -252,3 +252,10 @@ def test_of_two_who_pause_a_schedule_one_has_paused_it(lab: Lab, theirs: Theirs)
         "before", lab.schema.connection, r"^UPDATE \S*~schedules\W+ SET enabled = 0", theirs.schedule("enabled = 0")
     ):
         assert not djjobs.pause_schedule(lab.schema, name)
+
+
+def test_of_two_who_remove_a_schedule_one_has_removed_it(lab: Lab, theirs: Theirs) -> None:
+    name = lab.add(RESULT)
+    removing = r"^DELETE FROM \S*~schedules\W"
+    with just("before", lab.schema.connection, removing, lambda: theirs.timetable.remove(name)):
+        assert djjobs.remove_schedule(lab.schema, name) == []

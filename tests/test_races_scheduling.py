@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from interleaving import another, claims_of, impatient, job_locked, just, schedule_automatically
 from workloads.lives import ago
-from workloads.squares import Bystander, rows_by_number, statuses
+from workloads.squares import Bystander, change_jobs, rows_by_number, statuses
 
 #: The id of a process that is none of ours.
 ANOTHER = "a" * 36
@@ -172,6 +172,20 @@ def test_a_job_that_is_claimed_before_it_is_locked_is_not_taken_along(automatic:
             run = automatic.schedule_jobs(name="ours", min_scheduling_interval=0)
     assert statuses(automatic) == {1: "reserved", 2: "scheduled"}
     assert (int(run), runs_of(automatic)) == (1, {1: None, 2: run.run_id})
+
+
+def test_a_job_that_is_claimed_before_it_is_locked_does_not_leave_its_run(automatic: Any) -> None:
+    """Events make runs, too, where a table has hooks; such a run counts the jobs that are still in it."""
+    events = automatic.schedule_jobs(name="events", min_scheduling_interval=0)
+    note = f"INSERT INTO {control_of(automatic)} (table_name, scope) VALUES ('{automatic.table_name}', 'automatic')"
+    automatic.Number.connection.query(note)
+    change_jobs(automatic, [1, 2], "automatic = 1")
+    with another(automatic) as theirs:
+        claim = claims_of(theirs, "n = 1")
+        with just("after", automatic, FIND_AUTOMATIC, lambda: claim.take(1)):
+            run = automatic.schedule_jobs(name="ours", min_scheduling_interval=0)
+    assert runs_of(automatic) == {1: events.run_id, 2: run.run_id}
+    assert (events.progress().total, run.progress().total) == (1, 1)
 
 
 def test_a_job_that_is_taken_along_cannot_be_claimed_until_that_is_done(automatic: Any) -> None:
