@@ -115,6 +115,13 @@ def test_a_job_that_fails_between_finding_and_locking_it_waits_for_its_time(wait
     assert (row["status"], row["turn"], row["attempt"]) == ("scheduled", None, 1)
 
 
+@pytest.mark.parametrize("restrictions", [(), ("n > 0",)], ids=["all", "restricted"])
+def test_who_claims_does_not_wait_for_a_job_that_another_holds(waiting: Any, restrictions: Any) -> None:
+    Square = waiting(2)
+    with impatient(Square), job_locked(Square, 1):
+        assert numbers(claims_of(Square, *restrictions).take(1)) == [2]
+
+
 def make_due(table: Any) -> None:
     """Jobs that were to wait have become due, and nobody has given them a turn."""
     change_jobs(table, list(rows_by_number(table)), f"turn = NULL, due_time = {ago(table.Number.connection, 60)}")
