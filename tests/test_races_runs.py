@@ -15,10 +15,10 @@ import djjobs
 
 #: The statements at which the other one comes in between.
 FIND_OVER = r"^SELECT run\.run_id, run\.finish, CASE"
-LOCK_PREPARING = r"^SELECT prepared_time, .*FOR UPDATE$"
-LOCK_FINISHING = r"^SELECT finish_worker, .*FOR UPDATE$"
+LOCK_PREPARING = r"^SELECT prepared_time, "
+LOCK_FINISHING = r"^SELECT finish_worker, "
 CANCEL_RUN = r"^UPDATE \S*~runs\W+ AS run SET cancel_time"
-FIND_OPEN = r"^SELECT key_hash FROM \S*~jobs\W.*run_id = "
+FIND_OPEN = r"^SELECT key_hash FROM \S*~jobs\W"
 
 SOMEBODY = "a" * 36
 

@@ -18,10 +18,10 @@ ANOTHER = "a" * 36
 #: The statements at which the other one comes in between.
 BEGIN = r"^UPDATE \S*~jobs_control\W+ SET scheduling_until = (?!NULL)"
 END = r"^UPDATE \S*~jobs_control\W+ SET scheduling_until = NULL"
-FORGET = r"^DELETE FROM \S*~jobs_control\W.*last_scheduled <"
+FORGET = r"^DELETE FROM \S*~jobs_control\W"
 INSERT = r"^INSERT .*INTO \S*~jobs\W.* SELECT"
-FIND_AUTOMATIC = r"^SELECT job\.key_hash FROM \S*~jobs\W.*automatic = 1"
-LOCK_AUTOMATIC = r"^SELECT key_hash, run_id FROM \S*~jobs\W.*automatic = 1"
+FIND_AUTOMATIC = r"^SELECT job\.key_hash FROM \S*~jobs\W"
+LOCK_AUTOMATIC = r"^SELECT key_hash, run_id FROM \S*~jobs\W"
 
 
 def control_of(table: Any) -> str:

@@ -63,12 +63,13 @@ class Verdict:
     kind: str
     outcome: str
     by: str = ""
+    why: str = ""
     tests: int = 0
     left_out: int = 0
     seconds: float = 0.0
 
     def __str__(self) -> str:
-        by = f" by {self.by}" if self.by else ""
+        by = f" by {self.by} ({self.why})" if self.by else ""
         left = f", {self.left_out} left out" if self.left_out else ""
         return f"{self.outcome:8} {self.name}{by} ({self.tests} tests{left}, {self.seconds:.1f} s)"
 
@@ -185,18 +186,20 @@ class Trial:
             return verdict, tests
         started = time.monotonic()
         with self._copy.changed(mutant):
-            status, verdict.by = self._run(tests)
+            status, verdict.by, verdict.why = self._run(tests)
         verdict.seconds = time.monotonic() - started
         verdict.outcome = {None: "slow", 0: "survived", 1: "killed"}.get(status, f"status {status}")
         return verdict, tests
 
-    def _run(self, tests: list[str]) -> tuple[int | None, str]:
-        """Run these tests up to the first that fails; pytest's exit status, and that one."""
+    def _run(self, tests: list[str]) -> tuple[int | None, str, str]:
+        """Run these tests up to the first that fails; pytest's exit status, that one, and what it failed with."""
         chosen = self._copy.root / "chosen"
         chosen.write_text("\n".join(tests))
         status, said = self._copy.test("-x", "--timeout", "30", f"@{chosen}", limit=3 * self._budget + 60)
         failures = [line for line in said.splitlines() if line.startswith(("FAILED tests/", "ERROR tests/"))]
-        return status, failures[0].split(" - ")[0].partition(" ")[2] if failures else ""
+        why = [line.partition(": ")[2] for line in said.splitlines() if re.match(r"(/|E   )\S*:\d+: ", line)]
+        by = failures[0].split(" - ")[0].partition(" ")[2] if failures else ""
+        return status, by, why[0] if why else ""
 
 
 def report(verdicts: list[Verdict]) -> None:
