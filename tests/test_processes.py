@@ -283,10 +283,15 @@ def test_a_child_that_is_killed_is_reported_and_the_others_finish(start: Any) ->
     assert Square.Number.connection.query("SELECT 41 + 1").fetchone()[0] == 42
 
 
-def test_a_child_that_is_killed_is_reported_even_if_a_process_it_started_lives_on(start: Any, log: CallLog) -> None:
+def detached_sleep(seconds: float) -> None:
+    os.setsid()
+    time.sleep(seconds)
+
+
+def test_a_child_that_is_killed_is_reported_even_if_a_process_it_detached_lives_on(start: Any, log: CallLog) -> None:
     def make(self: Any, key: dict[str, Any]) -> None:
         if key["n"] == 1:
-            survivor = multiprocessing.get_context("fork").Process(target=time.sleep, args=(600,))
+            survivor = multiprocessing.get_context("fork").Process(target=detached_sleep, args=(600,))
             survivor.start()
             log.record(survivor.pid)
             os.kill(os.getpid(), signal.SIGKILL)
