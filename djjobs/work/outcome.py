@@ -59,11 +59,10 @@ class Fault:
 
 
 def _pickled(error: BaseException) -> bytes | None:
-    """The bytes of an exception, if it can be made again from them; it is the user's class that says how."""
+    """The bytes of an exception, if it can be had as bytes; it is the user's class that says how."""
     with contextlib.suppress(BaseException):
         data = pickle.dumps(error)
-        if len(data) <= _LARGEST_ERROR and isinstance(pickle.loads(data), BaseException):
-            return data
+        return data if len(data) <= _LARGEST_ERROR else None
     return None
 
 

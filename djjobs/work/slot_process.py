@@ -9,10 +9,11 @@ import os
 import signal
 import sys
 import threading
+import time
 from collections import deque
 from collections.abc import Callable
 from multiprocessing.connection import Connection, wait
-from typing import Any
+from typing import Any, NoReturn
 
 import psutil
 
@@ -41,6 +42,7 @@ class SlotChannel:
     def __init__(self, memory: SharedMemory, messages: Connection, orders: Connection) -> None:
         self.memory = memory
         self._messages, self._orders = messages, orders
+        self._supervisor = os.getppid()
         self._state: SlotState | None = None
         self._is_told_to_end = False
         self._awake = threading.Event()
@@ -75,6 +77,16 @@ class SlotChannel:
                 pass
         self._awake.clear()
 
+    def leave(self, code: int) -> NoReturn:
+        """End the process at once: multiprocessing would wait for threads and processes that make() has left."""
+        with contextlib.suppress(Exception):
+            sys.stdout.flush()
+            self._messages.close()
+        if os.getppid() != self._supervisor:
+            # There is nobody any more who would end what make() has left.
+            os.killpg(0, signal.SIGKILL)
+        os._exit(code)
+
     # -- what the supervisor and others want ---------------------------------------------------------------
 
     def _note_signal(self, _number: int) -> None:
@@ -95,12 +107,23 @@ class SlotChannel:
                     self._obey(self._orders.recv())
                 elif os.read(self._woken_up, 1) and self._signalled and not self._is_told_to_end:
                     self.send(Signalled(*self._signalled.popleft()))
-        # The supervisor is gone, however it went.
+        if not self._is_orphan():
+            # make() has closed the pipe. The supervisor sees that, too.
+            return
         self._is_told_to_end = True
         if self._state is None:
             os.kill(os.getpid(), signal.SIGTERM)
         else:
             self._state.stop.request(signal.SIGTERM)
+
+    def _is_orphan(self) -> bool:
+        """Whether the supervisor is gone, however it went. The kernel closes its files first, and tells that later."""
+        deadline = time.monotonic() + _PATIENCE
+        while os.getppid() == self._supervisor:
+            if time.monotonic() > deadline:
+                return False
+            time.sleep(0.01)
+        return True
 
     def _obey(self, order: Any) -> None:
         if isinstance(order, Wake):
@@ -129,7 +152,6 @@ def run_slot(
     for end in not_its_own:
         os.close(end)
     _redirect(output)
-    parent = os.getppid()
     channel = SlotChannel(memory, messages, orders)
     logger.handlers, logger.propagate = [_ToSupervisor(channel)], False
     telemetry.forward_to(lambda event: channel.send(Told.of(event)))
@@ -147,18 +169,7 @@ def run_slot(
         with contextlib.suppress(OSError):
             channel.send(SlotFailed(Fault.of(error)))
     finally:
-        _leave(messages, parent, code)
-
-
-def _leave(messages: Connection, parent: int, code: int) -> None:
-    """End at once: multiprocessing would wait for threads and processes that make() has left."""
-    with contextlib.suppress(Exception):
-        sys.stdout.flush()
-        messages.close()
-    if os.getppid() != parent:
-        # There is no supervisor any more to end what make() has left.
-        os.killpg(0, signal.SIGKILL)
-    os._exit(code)
+        channel.leave(code)
 
 
 def _have_own_group() -> None:
