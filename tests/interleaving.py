@@ -22,6 +22,7 @@ from djjobs.queue.claim import Claims
 from djjobs.queue.enqueue import insert_new
 from djjobs.queue.finish import Finisher, release_slot
 from djjobs.queue.identity import Claimant
+from djjobs.queue.judge import find_dead_at_once
 from djjobs.queue.keys import Keys
 from djjobs.queue.leases import Registration, recover
 from djjobs.queue.queue import Queue
@@ -62,7 +63,9 @@ def give_back_slot(table: Any, worker_id: str, slot: int = 0) -> int:
 
 def recover_all(table: Any, between: Callable[[], None]) -> int:
     """Put back the jobs of dead workers, with a pause after each; how many."""
-    return recover(queue_of(table), {table.table_name: finisher_of(table)}, between)
+    queue = queue_of(table)
+    dead = find_dead_at_once(queue, [table.table_name])
+    return recover(queue, {table.table_name: finisher_of(table)}, dead, between)
 
 
 def schedule_automatically(table: Any, *restrictions: Any) -> int:
