@@ -156,9 +156,9 @@ def commit_without_answer(table: Any, statement: str) -> Iterator[None]:
 
 
 @contextmanager
-def another(table: Any, **members: Any) -> Iterator[Any]:
+def another(table: Any, connection: Any = None, **members: Any) -> Iterator[Any]:
     """The same Square for somebody else, over a connection of their own, who waits for locks two seconds at most."""
-    connection = another_connection()
+    connection = connection or another_connection()
     is_pg = is_postgresql(connection)
     connection.query("SET lock_timeout = '2s'" if is_pg else "SET innodb_lock_wait_timeout = 2")
     try:
@@ -231,7 +231,9 @@ class Beside:
             sql = f"SELECT 1 FROM pg_stat_activity WHERE pid = {self._number} AND wait_event_type = 'Lock'"
         else:
             sql = f"""SELECT 1 FROM information_schema.innodb_trx
-                      WHERE trx_mysql_thread_id = {self._number} AND trx_state = 'LOCK WAIT'"""
+                      WHERE trx_mysql_thread_id = {self._number} AND trx_state = 'LOCK WAIT'
+                      UNION SELECT 1 FROM information_schema.processlist
+                      WHERE id = {self._number} AND state LIKE 'Waiting for table%%'"""
         return bool(self._onlooker.query(sql).fetchall())
 
     def result(self) -> Any:
