@@ -101,9 +101,9 @@ class _Observations(dict[str, tuple[str, float]]):
             if worker_id not in self or self[worker_id][0] != sign.pulse:
                 self[worker_id] = sign.pulse, answered
 
-    def silent(self, signs: Mapping[str, Sign], asked: float) -> Signs:
-        """Those whose pulse has been the same for their lease."""
-        return {id_: sign for id_, sign in signs.items() if asked - self[id_][1] >= sign.lease}
+    def silent(self, signs: Mapping[str, Sign], asked: float, share: float = 1.0) -> Signs:
+        """Those whose pulse has been the same for their lease, or for a share of it."""
+        return {id_: sign for id_, sign in signs.items() if asked - self[id_][1] >= share * sign.lease}
 
 
 class Judge:
@@ -139,11 +139,14 @@ class Judge:
         self._seen.take_in(self._signs, answered)
         for gone in self._seen.keys() - self._signs.keys():
             del self._seen[gone]
-        silent = {worker_id: sign for worker_id, sign in self._seen.silent(self._signs, asked).items() if sign.matters}
-        dead = _not_locked(self._queue, silent)
-        for locked in silent.keys() - dead.keys():
-            del self._seen[locked]
-        return dead
+        self._begin_anew_with_locked(asked)
+        return {id_: sign for id_, sign in self._seen.silent(self._signs, asked).items() if sign.matters}
+
+    def _begin_anew_with_locked(self, asked: float) -> None:
+        """A worker whose row somebody keeps locked cannot send a heartbeat. That time does not count."""
+        quiet = {id_: sign for id_, sign in self._seen.silent(self._signs, asked, share=0.25).items() if sign.matters}
+        for locked in quiet.keys() - _not_locked(self._queue, quiet).keys():
+            self._seen[locked] = quiet[locked].pulse, time.monotonic()
 
     def due(self) -> float:
         """When the next heartbeat and the next look have to follow, at the latest.
