@@ -190,6 +190,9 @@ def test_who_comes_by_once_takes_nobody_for_dead_who_could_not_be_heard(
             time.sleep(1.5 * LEASE)
             if fault in ("write_lock", "stall"):
                 visit.start()
+            if fault == "write_lock":
+                # It can look meanwhile, and look again.
+                time.sleep(3 * HEARTBEAT)
         if fault not in ("write_lock", "stall"):
             visit.start()
         assert visit.recovered() == 0
@@ -223,11 +226,11 @@ def test_nobody_loses_a_job_when_the_clock_of_the_server_jumps(
 ) -> None:
     with trouble.at_work(2, log, gate) as children:
         workers = trouble.beats().keys()
-        assert trouble.Square.cleanup_jobs()["recovered"] == 0
-        trouble.jump(seconds)
-        assert trouble.Square.cleanup_jobs()["recovered"] == 0
-        trouble.hear_all(round(1.5 * LEASE / HEARTBEAT))
-        assert trouble.Square.cleanup_jobs()["recovered"] == 0
+        for _ in range(6):
+            assert trouble.Square.cleanup_jobs()["recovered"] == 0
+            trouble.jump(seconds)
+            assert trouble.Square.cleanup_jobs()["recovered"] == 0
+            trouble.hear_all(1)
         assert {(row["worker_id"], row["state"]) for row in worker_rows(trouble.Square)} == {
             (worker, "working") for worker in workers
         }
