@@ -143,7 +143,7 @@ def note_sighting(table: Any, worker: str, silent_for: float) -> None:
     queue = Queue.of(table().connection, table.database)
     signs, sightings = judge._signs(queue, [table.table_name]), judge.Sightings(queue)
     seen = sightings.load()
-    seen[worker] = signs[worker].pulse, time.monotonic() - silent_for
+    seen[worker] = signs[worker].heartbeat, time.monotonic() - silent_for
     sightings.save(seen, signs)
 
 
