@@ -162,6 +162,7 @@ FAULTS = ("write_lock", "read_only", "stall", "away")
 def test_workers_that_judge_each_other_keep_their_jobs_when_nobody_can_write(
     trouble: Trouble, log: CallLog, gate: Gate, fault: str
 ) -> None:
+    """For longer than a lease."""
     with trouble.at_work(2, log, gate) as children:
         workers = trouble.beats()
         with getattr(trouble, fault)():
