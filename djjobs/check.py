@@ -235,13 +235,15 @@ def _schedules(connection: Any, database: str) -> Iterator[Finding]:
     awake = [schedule for schedule in timetable.everything() if schedule.enabled]
     if not awake:
         return
-    leader = timetable.living_leader()
-    if leader is None:
-        targets = " ".join(sorted({schedule.target.partition(":")[0] for schedule in awake}))
+    leaders = timetable.living_leaders({schedule.target for schedule in awake})
+    alone = [schedule for schedule in awake if schedule.target not in leaders]
+    if alone:
+        targets = " ".join(sorted({schedule.target.partition(":")[0] for schedule in alone}))
         remedy = f"Type: djjobs scheduler {targets} (or give a worker the option --with-scheduler)"
-        yield Finding("warning", subject, f"Nobody fires them: {len(awake)} wait, and no scheduler runs.", remedy)
+        yield Finding("warning", subject, f"Nobody fires {len(alone)} of {len(awake)}: no scheduler runs.", remedy)
     else:
-        yield Finding("ok", subject, f"{len(awake)}, fired by {leader.where}.")
+        where = ", ".join(sorted({leader.where for leader in leaders.values()}))
+        yield Finding("ok", subject, f"{len(awake)}, fired by {where}.")
 
 
 def _rights(server: _Server, database: str, targets: list[Any]) -> Iterator[Finding]:

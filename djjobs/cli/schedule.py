@@ -20,7 +20,7 @@ from .output import as_json_option, print_json, print_table
 
 __all__ = ["schedule"]
 
-_COLUMNS = ("schema", "name", "target", "what", "when", "next", "last", "state", "outcome")
+_COLUMNS = ("schema", "name", "target", "what", "when", "next", "scheduler", "last", "state", "outcome")
 _pipeline = click.argument("pipeline", shell_complete=completion.modules_and_schemas)
 _name = click.argument("name", shell_complete=completion.schedules)
 
@@ -185,11 +185,14 @@ def _all_schemas() -> list[Any]:
 def _line(row: dict[str, Any]) -> dict[str, Any]:
     return {
         **row,
-        "when": str(Rule(row["every"], row["cron"], row["timezone"])),
+        "when": str(Rule(row["every"], row["cron"], row["timezone"]))
+        if row["every"] is not None or row["cron"]
+        else "",
         "next": _moment(row, "next_time") if row["enabled"] else "paused",
+        "scheduler": row["scheduler"] or "none",
         "last": _moment(row, "last_time"),
-        "state": row["last_state"],
-        "outcome": row["last_outcome"],
+        "state": "failed" if row["fault"] else row["last_state"],
+        "outcome": row["fault"] or row["last_outcome"],
     }
 
 
