@@ -75,7 +75,7 @@ def test_a_lab_adds_two_schedules_sees_them_and_removes_them(lab: Lab) -> None:
     assert shown.exit_code == 0
     assert f"No scheduler runs: djjobs scheduler {MODULE}" in shown.stderr
     heading, nightly_line, jobs_line = shown.stdout.splitlines()
-    assert heading.split() == ["schema", "name", "target", "what", "when", "next", "scheduler", "last", "state", "outcome"]
+    assert heading.split() == "schema name target what when next scheduler last state outcome".split()
     assert "03:00:00 Europe/Berlin" in nightly_line and "0 3 * * * (Europe/Berlin)" in nightly_line
     assert "every 1h30m" in jobs_line and " UTC" in jobs_line
     row = lab.schedule(f"{MODULE}-jobs")

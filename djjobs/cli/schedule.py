@@ -16,7 +16,7 @@ from ..table.targets import schemas_of
 from . import completion
 from .base import connect
 from .options import Duration, explaining_targets
-from .output import as_json_option, print_json, print_table
+from .output import as_json_option, confirm, print_json, print_table, say
 
 __all__ = ["schedule"]
 
@@ -75,7 +75,7 @@ def add(
     )
     rows = [row for row in listed(schemas_of(target)) if row["name"] == name]
     for row in rows:
-        click.echo(f"{name} in {row['schema']}: next {_moment(row, 'next_time')}")
+        say(f"{name} in {row['schema']}: next {_moment(row, 'next_time')}")
     _warn_if_nobody_fires(rows)
 
 
@@ -98,7 +98,7 @@ def list_(pipeline: str | None, as_json: bool) -> None:
         print_json([_document(row) for row in rows])
         return
     if not rows:
-        click.echo("No schedules.", err=True)
+        say("No schedules.", err=True)
         return
     print_table([_line(row) for row in rows], _COLUMNS, coloured="state")
     _warn_if_nobody_fires(rows)
@@ -119,11 +119,11 @@ def remove(pipeline: str, name: str, yes: bool) -> None:
     if not yes:
         if not (sys.stdin.isatty() and sys.stderr.isatty()):
             raise click.UsageError("Nobody is there to confirm. Say --yes.")
-        if not click.confirm(f"Remove the schedule {name}?", err=True):
-            click.echo("Nothing was changed.", err=True)
+        if not confirm(f"Remove the schedule {name}?"):
+            say("Nothing was changed.", err=True)
             sys.exit(1)
     for database in remove_schedule(pipeline, name):
-        click.echo(f"{name} removed from {database}")
+        say(f"{name} removed from {database}")
 
 
 @schedule.command("run-now")
@@ -144,7 +144,7 @@ def run_now(pipeline: str, name: str, as_json: bool) -> None:
         print_json([{"schema": result.database, **result._asdict()} for result in results])
     else:
         for result in results:
-            click.echo(f"{name} in {result.database} {result.state}: {result.outcome}")
+            say(f"{name} in {result.database} {result.state}: {result.outcome}")
     sys.exit(any(result.state != "done" for result in results))
 
 
@@ -158,7 +158,7 @@ def pause(pipeline: str, name: str) -> None:
     Examples:
       djjobs schedule pause my_pipeline.analysis nightly
     """
-    click.echo(f"{name} is paused" if pause_schedule(pipeline, name) else f"{name} was paused already")
+    say(f"{name} is paused" if pause_schedule(pipeline, name) else f"{name} was paused already")
 
 
 @schedule.command()
@@ -171,7 +171,7 @@ def resume(pipeline: str, name: str) -> None:
     Examples:
       djjobs schedule resume my_pipeline.analysis nightly
     """
-    click.echo(f"{name} is resumed" if resume_schedule(pipeline, name) else f"{name} was not paused")
+    say(f"{name} is resumed" if resume_schedule(pipeline, name) else f"{name} was not paused")
 
 
 # -- what is shown ---------------------------------------------------------------------------------------------
@@ -216,4 +216,4 @@ def _document(row: dict[str, Any]) -> dict[str, Any]:
 def _warn_if_nobody_fires(rows: list[dict[str, Any]]) -> None:
     idle = {row["target"].partition(":")[0] for row in rows if not row["scheduler"]}
     if idle:
-        click.echo(f"No scheduler runs: djjobs scheduler {' '.join(sorted(idle))}", err=True)
+        say(f"No scheduler runs: djjobs scheduler {' '.join(sorted(idle))}", err=True)

@@ -19,6 +19,8 @@ _DATETIME = re.compile(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d")
 class Dialect(ABC):
     """The expressions of an engine. Statements are made of them."""
 
+    #: What stands before the name of a function of the server, so that it is no function of somebody else.
+    catalog: ClassVar[str] = ""
     now: ClassVar[str]
     key: ClassVar[str]
     user: ClassVar[str]

@@ -3,6 +3,7 @@
 A statement is a template: `{jobs}`, `{control}`, `{workers}` and `{runs}` are the queue's tables, `{now}` the server's
 UTC time, `{key}` and `{user}` columns whose names need quotes; `%(...)s` are parameters. `{seconds[lease]}` is an
 interval of as many seconds as the parameter `lease` says, `{seconds_in[worker.lease]}` of as many as the column says.
+`{catalog}` stands before the name of every function of the server.
 """
 
 from __future__ import annotations
@@ -59,6 +60,7 @@ class Engine:
         """The words of a template that each engine writes in its own way."""
         dialect = self.dialect
         return {
+            "catalog": dialect.catalog,
             "now": dialect.now,
             "key": dialect.key,
             "user": dialect.user,

@@ -63,7 +63,7 @@ class ScheduleStatements:
 
     #: The firing that an earlier leader has entered, if it died before it said when the schedule is due again.
     entered_already = (
-        "SELECT MAX(fire_time) FROM {firings} WHERE name = %(name)s AND fire_time >= %(due)s AND by_hand = 0"
+        "SELECT {catalog}MAX(fire_time) FROM {firings} WHERE name = %(name)s AND fire_time >= %(due)s AND by_hand = 0"
     )
 
     #: The schedule was fired, by this leader or by an earlier one. Now it is due at another time. If the firing has
