@@ -205,13 +205,15 @@ class Scheduler:
 
     def _fire_what_is_due(self, watch: Watch, led: list[Led]) -> None:
         now = watch.timetable.now()
-        for one in led:
+        # Who waits for a lock of a stranger may lose the lead meanwhile, so that comes last.
+        for one in sorted(led, key=lambda one: one.schedule.name in watch.stuck):
             if one.schedule.enabled:
                 wait = (one.schedule.next_time - now).total_seconds()
                 watch.wait_at_most(wait if wait > 0 else self._fire_or_leave(watch, one, now))
 
     def _fire_or_leave(self, watch: Watch, one: Led, now: datetime.datetime) -> float:
         """Fire a schedule; return after how many seconds to look at it again. Others must not wait for its faults."""
+        watch.stuck.discard(one.schedule.name)
         try:
             return self._fire(watch, one, now)
         except (DjJobsError, ArithmeticError, LookupError, TypeError, ValueError) as error:
@@ -222,6 +224,7 @@ class Scheduler:
                 raise
             # Somebody keeps its row locked, perhaps.
             self._faults += 1
+            watch.stuck.add(one.schedule.name)
             logger.warning("The schedule %s waits: %s", one.schedule.name, describe(error).splitlines()[0])
             return _PAUSE
 

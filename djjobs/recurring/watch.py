@@ -48,6 +48,8 @@ class Watch:
         self.next_look = 0.0
         #: How many rows could not be understood.
         self.faults = 0
+        #: The schedules that could not be fired the last time, because the server refused it.
+        self.stuck: set[str] = set()
         self._next_sign = 0.0
         #: For each target: whether this scheduler leads it.
         self._leads: dict[str, bool] = {}
