@@ -6,7 +6,7 @@ import logging
 from collections.abc import Callable
 from typing import Any
 
-from .printable import one_line, printable
+from .printable import in_log, one_line
 from .telemetry import Event, subscribe
 
 __all__ = ["write_log_lines"]
@@ -24,11 +24,11 @@ def write_log_lines() -> None:
 
 def _make_printable(record: logging.LogRecord) -> bool:
     """Whoever writes to our logger, and whoever shows what it writes: no control character gets through."""
-    record.msg, record.args = printable(record.getMessage()), None
+    record.msg, record.args = in_log(record.getMessage()), None
     if record.exc_info and not record.exc_text:
         record.exc_text = logging.Formatter().formatException(record.exc_info)
     if record.exc_text:
-        record.exc_text = printable(record.exc_text)
+        record.exc_text = in_log(f"\n{record.exc_text}").strip("\n")
     return True
 
 
@@ -44,7 +44,7 @@ def _write(event: Event) -> None:
     if logger.isEnabledFor(chosen):
         logger.log(chosen, "%s", words(event), extra=_extra(event))
     if event.name == "job failed" and event.details.get("suppressed"):
-        _datajoint.error("%s %s: %s", event.table, event.key, printable(event.details["message"]))
+        _datajoint.error("%s %s: %s", event.table, event.key, in_log(event.details["message"]))
 
 
 def _extra(event: Event) -> dict[str, Any]:

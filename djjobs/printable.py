@@ -11,7 +11,7 @@ import json
 import re
 from typing import Any
 
-__all__ = ["as_html", "as_json", "one_line", "printable"]
+__all__ = ["as_html", "as_json", "in_log", "one_line", "printable"]
 
 #: Control characters, separators of lines, what changes the direction of writing, and halves of characters that no
 #: stream can encode. Tabs and newlines are not among them.
@@ -29,6 +29,11 @@ def printable(text: str) -> str:
 def one_line(text: str) -> str:
     """The same text in one line: newlines and tabs are made visible, too."""
     return _NOT_IN_A_LINE.sub(_visible, text)
+
+
+def in_log(text: str) -> str:
+    """The same text for a log. Its further lines begin with a space, so that none passes for a line of the log."""
+    return re.sub(r"\n(?=\S)", "\n  ", printable(text))
 
 
 def as_html(text: str) -> str:

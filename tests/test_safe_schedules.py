@@ -1,4 +1,4 @@
-"""Rows of `~schedules` that somebody wrote by hand: a scheduler imports nothing that they name, and none starves others."""
+"""Rows of `~schedules` that anybody may have written: nothing that they name is imported, and none starves others."""
 
 from __future__ import annotations
 
@@ -21,7 +21,6 @@ from workloads.squares import another_connection
 
 import djjobs
 from djjobs.cli import main
-
 
 
 @pytest.fixture(scope="module")

@@ -11,7 +11,7 @@ from typing import Any, TextIO
 import click
 
 from ..printable import as_json as in_json
-from ..printable import printable
+from ..printable import in_log
 
 __all__ = ["set_up"]
 
@@ -50,7 +50,7 @@ def _shows_colours(stream: TextIO) -> bool:
 class _LineFormatter(logging.Formatter):
     """`2024-05-01 12:00:00 message`, with the level where it is more than information.
 
-    Further lines of a message, and a traceback, stand a little to the right: no text can pass for a line of the log.
+    Further lines of a message, and a traceback, stand a little to the right.
     """
 
     def __init__(self, coloured: bool) -> None:
@@ -60,8 +60,7 @@ class _LineFormatter(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         level = f"{record.levelname}: " if record.levelno >= logging.WARNING else ""
         parts = [f"{level}{record.getMessage()}", _traceback(self, record)]
-        time, text = self.formatTime(record, self.datefmt), printable("\n".join(filter(None, parts)))
-        message = text.replace("\n", "\n    ")
+        time, message = self.formatTime(record, self.datefmt), in_log("\n".join(filter(None, parts)))
         if self._coloured:
             time = click.style(time, dim=True)
         if self._coloured and record.levelno in _LEVEL_COLOURS:

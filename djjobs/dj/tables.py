@@ -156,7 +156,8 @@ class _Shown:
         self.connection, self.primary_key, self.heading = query.connection, query.primary_key, query.heading
         for name, attribute in self.heading.attributes.items():
             change_attribute(self.heading, name, comment=fit(attribute.comment or ""))
-        status = self.heading.table_status
+        # Not `table_status`: DataJoint would look it up, and the columns with it.
+        status = self.heading._table_status
         if status is not None:
             self.heading._table_status = {**status, "comment": fit(status["comment"] or "")}
 
