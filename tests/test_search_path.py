@@ -21,6 +21,8 @@ from workloads.squares import another_connection
 import djjobs
 from djjobs.check import check
 
+pytestmark = pytest.mark.only(engines="postgresql")
+
 #: The functions that statements of djjobs call. `count`, `pg_backend_pid` and the descriptions DataJoint calls, too.
 FUNCTIONS = """
     statement_timestamp clock_timestamp pg_postmaster_start_time encode substr sha256 convert_to to_json pg_notify
