@@ -215,3 +215,19 @@ def test_a_schedule_whose_row_somebody_keeps_locked_keeps_no_other_waiting(lab: 
             assert lab.schedule("a").last_time is None
         wait_for(lambda: lab.states("a") == ["done"])
         assert "Traceback" not in scheduler.log
+
+
+def test_a_lost_firing_whose_row_somebody_keeps_locked_keeps_no_other_waiting(lab: Lab) -> None:
+    lab.add(RESULT, name="a")
+    firing, _ = lab.timetable.fire_by_hand("a")
+    long_ago = lab.timetable.now() - LONG_AGO
+    lab.timetable.firings.update1({"name": "a", "fire_time": firing.fire_time, "expires": long_ago})
+    other = lab.add(PLOT, due=True, name="b")
+    firings = lab.timetable.firings.full_table_name
+    with closing(another_connection()) as stranger, running(lab, "scheduler", MODULE, **SHORT_EXPIRY) as scheduler:
+        with stranger.transaction:
+            stranger.query(f"SELECT * FROM {firings} WHERE name = 'a' FOR UPDATE").fetchall()
+            wait_for(lambda: "done" in lab.states(other), timeout=30)
+            assert lab.firings("a")[0].attempt == 1
+        wait_for(lambda: lab.states("a") == ["done"])
+        assert lab.firings("a")[0].attempt == 2 and "Traceback" not in scheduler.log

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import contextlib
 import datetime
+import functools
 import logging
 import multiprocessing as mp
 import signal
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -146,8 +147,8 @@ class Scheduler:
             if time.monotonic() >= watch.next_look:
                 with self._forgiving(watch):
                     led = watch.led()
-                    self._take_up_the_lost(watch, led)
                     self._fire_what_is_due(watch, led)
+                    self._take_up_the_lost(watch, led)
         if time.monotonic() >= self._next_forgetting:
             self._next_forgetting = time.monotonic() + _FORGET_INTERVAL
             for watch in self._watches:
@@ -191,17 +192,21 @@ class Scheduler:
                 if timetable.find(lost.name) is None:
                     timetable.remove(lost.name)
                 continue
-            firing = timetable.take_up(lost, self.id, one.schedule.target)
-            if firing is None:
-                continue
-            if firing.attempt > settings.max_crashes:
-                why = f"its process died {lost.attempt} times, the last time on {where}"
-                timetable.end(firing, "failed", f"Given up: {why}.")
-                self._failed += 1
-                _tell(logging.ERROR, firing, "failed", f"given up, {why}")
-                continue
-            _tell(logging.WARNING, firing, "taken up", f"taken up again; its process on {where} was lost")
-            self._start(_Running(timetable, one.schedule, firing, one.tables))
+            self._alone(watch, one, functools.partial(self._take_up, watch, one, lost, where))
+
+    def _take_up(self, watch: Watch, one: Led, lost: Firing, where: str) -> float:
+        firing = watch.timetable.take_up(lost, self.id, one.schedule.target)
+        if firing is None:
+            return LONGEST_WAIT
+        if firing.attempt > settings.max_crashes:
+            why = f"its process died {lost.attempt} times, the last time on {where}"
+            watch.timetable.end(firing, "failed", f"Given up: {why}.")
+            self._failed += 1
+            _tell(logging.ERROR, firing, "failed", f"given up, {why}")
+            return LONGEST_WAIT
+        _tell(logging.WARNING, firing, "taken up", f"taken up again; its process on {where} was lost")
+        self._start(_Running(watch.timetable, one.schedule, firing, one.tables))
+        return LONGEST_WAIT
 
     def _fire_what_is_due(self, watch: Watch, led: list[Led]) -> None:
         now = watch.timetable.now()
@@ -209,28 +214,38 @@ class Scheduler:
         for one in sorted(led, key=lambda one: one.schedule.name in watch.stuck):
             if one.schedule.enabled:
                 wait = (one.schedule.next_time - now).total_seconds()
-                watch.wait_at_most(wait if wait > 0 else self._fire_or_leave(watch, one, now))
+                if wait > 0:
+                    watch.wait_at_most(wait)
+                else:
+                    self._alone(watch, one, functools.partial(self._fire, watch, one, now))
 
-    def _fire_or_leave(self, watch: Watch, one: Led, now: datetime.datetime) -> float:
-        """Fire a schedule; return after how many seconds to look at it again. Others must not wait for its faults."""
-        watch.stuck.discard(one.schedule.name)
+    def _alone(self, watch: Watch, one: Led, act: Callable[[], float]) -> None:
+        """Do something about one schedule. Other schedules must not wait for what is wrong with it.
+
+        Parameters
+        ----------
+        act : callable
+            Returns after how many seconds to look at the schedule again.
+        """
+        name = one.schedule.name
         try:
-            return self._fire(watch, one, now)
+            watch.wait_at_most(act())
         except (DjJobsError, ArithmeticError, LookupError, TypeError, ValueError) as error:
             watch.complain(one.schedule, describe(error))
-            return LONGEST_WAIT
         except Exception as error:
             if watch.timetable.queue.db.is_lost(error):
                 raise
-            # Somebody keeps its row locked, perhaps.
             self._faults += 1
-            watch.stuck.add(one.schedule.name)
-            logger.warning("The schedule %s waits: %s", one.schedule.name, describe(error).splitlines()[0])
-            return _PAUSE
+            watch.wait_at_most(_PAUSE)
+            if name not in watch.stuck:
+                # Somebody keeps its row locked, perhaps.
+                watch.stuck.add(name)
+                logger.warning("The schedule %s waits: %s", name, describe(error).splitlines()[0])
 
     def _fire(self, watch: Watch, one: Led, now: datetime.datetime) -> float:
         schedule = one.schedule
         firing, skipped = watch.timetable.fire(schedule, now, self.id)
+        watch.stuck.discard(schedule.name)
         if skipped:
             logger.warning(
                 "%s is skipped: %s", schedule.name, skipped, extra={"event": "skipped", "schedule": schedule.name}
