@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import re
+import shlex
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -238,7 +239,7 @@ def _schedules(connection: Any, database: str) -> Iterator[Finding]:
     leaders = timetable.living_leaders({schedule.target for schedule in awake})
     alone = [schedule for schedule in awake if schedule.target not in leaders]
     if alone:
-        targets = " ".join(sorted({schedule.target.partition(":")[0] for schedule in alone}))
+        targets = shlex.join(sorted({schedule.target.partition(":")[0] for schedule in alone}))
         remedy = f"Type: djjobs scheduler {targets} (or give a worker the option --with-scheduler)"
         yield Finding("warning", subject, f"Nobody fires {len(alone)} of {len(awake)}: no scheduler runs.", remedy)
     else:

@@ -6,6 +6,7 @@ import datetime
 import math
 import os
 import secrets
+import shlex
 import signal
 from collections.abc import Iterator
 from contextlib import ExitStack, closing
@@ -123,12 +124,12 @@ def test_two_schedulers_of_one_schema_with_different_tables_fire_each_its_own(la
 
 def test_the_list_says_which_schedules_nobody_fires(lab: Lab) -> None:
     lab.add(RESULT, name="ours")
-    write(lab, "theirs", "their.module")
+    write(lab, "theirs", "their.module; rm -rf ~")
     lab.timetable.lead("1" * 36, RESULT)
     shown = CliRunner().invoke(main, ["schedule", "list", lab.schema.database])
     ours, theirs = shown.stdout.splitlines()[1:]
     assert "(process " in ours and theirs.endswith(" none")
-    assert shown.stderr.strip() == "No scheduler runs: djjobs scheduler their.module"
+    assert shown.stderr.strip() == "No scheduler runs: djjobs scheduler 'their.module; rm -rf ~'"
 
 
 # -- rows that mean nothing --------------------------------------------------------------------------------------------
@@ -167,7 +168,7 @@ def test_rows_that_mean_nothing_are_told_once_and_keep_nobody_waiting(lab: Lab, 
     assert {firing.name for firing in lab.firings()} == {good}
     for name in bad:
         assert scheduler.log.count(f"The schedule {name} cannot be fired: ") == 1
-        assert f"djjobs schedule remove {lab.schema.database} {name}" in scheduler.log
+        assert f"djjobs schedule remove {lab.schema.database} {shlex.quote(name)}" in scheduler.log
         assert lab.schedule(name).last_state == "failed"
         assert lab.schedule(name).last_outcome.startswith("It cannot be fired: ")
     assert (listed.exit_code, listed.stdout.count("\n")) == (0, len(bad) + 2)

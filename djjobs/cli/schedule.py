@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import shlex
 import sys
 from typing import Any
 
@@ -216,4 +217,5 @@ def _document(row: dict[str, Any]) -> dict[str, Any]:
 def _warn_if_nobody_fires(rows: list[dict[str, Any]]) -> None:
     idle = {row["target"].partition(":")[0] for row in rows if not row["scheduler"]}
     if idle:
-        say(f"No scheduler runs: djjobs scheduler {' '.join(sorted(idle))}", err=True)
+        # A target may be anything, also to the shell that somebody copies this to.
+        say(f"No scheduler runs: {shlex.join(['djjobs', 'scheduler', *sorted(idle)])}", err=True)

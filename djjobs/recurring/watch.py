@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import shlex
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -132,8 +133,8 @@ class Watch:
                 continue
             # Whoever leads it may have been started just now.
             if (now - schedule.next_time).total_seconds() > settings.leader_expiry:
-                remedy = f"If you know this target, start one: djjobs scheduler {schedule.target}. Else {self._remove}."
-                words = f"is due, and no scheduler runs for its tables. {remedy.format(schedule.name)}"
+                start = f"If you know this target, start one: {shlex.join(['djjobs', 'scheduler', schedule.target])}."
+                words = f"is due, and no scheduler runs for its tables. {start} Else {self._remove(schedule)}."
                 if self._tell_once(logging.WARNING, schedule, words):
                     self.timetable.note_unfired(schedule, "waiting", "No scheduler runs for its tables.")
 
@@ -147,13 +148,14 @@ class Watch:
     def complain(self, schedule: Schedule, fault: str) -> None:
         """A schedule cannot be fired, and it will be so the next time, too: say it once, and in its row."""
         self.faults += 1
-        remedy = f"Pause it, or {self._remove.format(schedule.name)} and add it again."
+        remedy = f"Pause it, or {self._remove(schedule)} and add it again."
         if self._tell_once(logging.ERROR, schedule, f"cannot be fired: {fault} {remedy}"):
             self.timetable.note_unfired(schedule, "failed", f"It cannot be fired: {fault}")
 
-    @property
-    def _remove(self) -> str:
-        return f"remove it (djjobs schedule remove {self.timetable.database} {{}})"
+    def _remove(self, schedule: Schedule) -> str:
+        """What to type. The name of a schedule may be anything, also to a shell."""
+        words = ["djjobs", "schedule", "remove", self.timetable.database, schedule.name]
+        return f"remove it ({shlex.join(words)})"
 
     def _tell_once(self, level: int, schedule: Schedule, words: str) -> bool:
         """Whether it was not told before."""

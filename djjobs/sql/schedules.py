@@ -89,7 +89,8 @@ class ScheduleStatements:
 
     #: Firings whose process has not been heard of for too long.
     find_lost_firings = """
-        SELECT name, fire_time, runner, attempt, host, pid FROM {firings} WHERE running = 1 AND expires <= {now}"""
+        SELECT name, fire_time, runner, attempt, host, pid FROM {firings}
+        WHERE running = 1 AND expires <= {now} AND fire_time BETWEEN '1000-01-01' AND '9999-01-01'"""
 
     _still_lost = (
         """

@@ -43,7 +43,7 @@ _TOKEN = re.compile(
 )
 _LOCK = re.compile(r"\bFOR UPDATE( SKIP LOCKED)?|(?<!FOR UPDATE) SKIP LOCKED")
 _TRAILING = re.compile(r"(?<=[\w)\]}'])(?<!\bIN)\s+\{+[\w\[\]]+\}+$")
-_WHICH = re.compile(r"(\w+\.)?(table_name|key_hash|run_id|name|scope|role) (=|IN) (%\(\w+\)s|'scheduler')")
+_WHICH = re.compile(r"(\w+\.)?(table_name|key_hash|run_id|name|scope|role) (=|IN) %\(\w+\)s")
 _OPPOSITE = {"<=": ">", ">=": "<", "<": ">=", ">": "<="}
 _TIME = re.compile(r"(?<![<>])(<=|>=|<|>)(?!>)")
 
