@@ -211,7 +211,7 @@ def test_a_firing_that_was_just_taken_away_is_not_changed(
 def test_a_firing_that_has_ended_is_not_shown_to_run(lab: Lab, theirs: Theirs, me: str, lost: Any) -> None:
     keep = r"^UPDATE \S*~firings\W+ SET expires"
     with just("before", lab.schema.connection, keep, theirs.firing("running = NULL, state = 'failed'")):
-        assert lab.timetable.keep([lost]) == 0
+        assert not lab.timetable.keep(lost)
     assert {firing.name: firing.expires < lab.timetable.now() for firing in lab.firings()}[lost.name]
 
 

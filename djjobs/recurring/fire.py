@@ -31,7 +31,7 @@ def carry_out(timetable: Timetable, schedule: Schedule, firing: Firing, tables: 
     tuple of str
         The state, "done", "failed" or "lost", and the outcome in words. Lost: somebody else has the firing.
     """
-    if not timetable.keep([firing]):
+    if not timetable.keep(firing):
         return "lost", "It was given to another scheduler."
     lines, failures = [], []
     try:
@@ -88,7 +88,7 @@ def _kept(timetable: Timetable, firing: Firing) -> Iterator[None]:
     def keep() -> None:
         while not ended.wait(settings.leader_expiry / 3):
             with contextlib.suppress(Exception):
-                beside.keep([firing])
+                beside.keep(firing)
         db.connection.close()
 
     start_thread(keep)

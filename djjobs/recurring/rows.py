@@ -273,10 +273,9 @@ class Timetable:
         taken = self._execute(self.queue.engine.schedules.take_up_firing, None, **token, **self._who()).rowcount
         return firing if taken else None
 
-    def keep(self, firings: Iterable[Firing]) -> int:
-        """Show that these firings run; return of how many that is still true."""
-        runners = tuple(firing.runner for firing in firings)
-        return self._execute(self.queue.engine.schedules.keep_firings, runners=runners).rowcount if runners else 0
+    def keep(self, firing: Firing) -> bool:
+        """Show that a firing runs; whether that is still true."""
+        return bool(self._execute(self.queue.engine.schedules.keep_firing, None, **firing.token).rowcount)
 
     def end(self, firing: Firing, state: str, outcome: str) -> bool:
         """The firing is done or has failed; whether it was still this process's to say so."""

@@ -157,8 +157,9 @@ class Scheduler:
         if time.monotonic() >= self._next_sign:
             self._next_sign = time.monotonic() + settings.leader_expiry / 3
             for watch in self._watches:
-                with self._forgiving(watch):
-                    watch.timetable.keep(r.firing for r in self._running.values() if r.timetable is watch.timetable)
+                for running in [one for one in self._running.values() if one.timetable is watch.timetable]:
+                    with self._forgiving(watch):
+                        watch.timetable.keep(running.firing)
 
     @contextlib.contextmanager
     def _forgiving(self, watch: Watch) -> Iterator[None]:

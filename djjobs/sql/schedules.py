@@ -108,8 +108,8 @@ class ScheduleStatements:
 
     _my_firing = "WHERE name = %(name)s AND fire_time = %(fire_time)s AND running = 1 AND runner = %(runner)s"
 
-    keep_firings = """
-        UPDATE {firings} SET expires = {now} + {seconds[expiry]} WHERE running = 1 AND runner IN %(runners)s"""
+    #: One at a time, by its key. By the runner alone, MySQL would wait for a firing that a stranger keeps locked.
+    keep_firing = "UPDATE {firings} SET expires = {now} + {seconds[expiry]} " + _my_firing
 
     #: This comes before `end_firing`. If the process dies in between, another one takes the firing up and says it
     #: again.
