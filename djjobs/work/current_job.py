@@ -114,6 +114,10 @@ class SlotState:
                 self._stop.forget_interrupt()
             self._memory.write(None)
 
+    def holds_from(self, first_claim: int) -> None:
+        """Of the claims before this number, the slot holds none any more."""
+        self._memory.write_holding(first_claim)
+
     def restart_clock(self) -> None:
         """The job begins only now: what was before does not count for its time-out."""
         started = self._memory.read()

@@ -51,7 +51,7 @@ class Source:
         make_kwargs: dict[str, Any] | None = None,
         number: int = 0,
     ) -> None:
-        self.jobs, self.claims, self.number = jobs, claims, number
+        self.jobs, self.claims, self.number, self.state = jobs, claims, number, state
         self.executor = Executor(jobs, make_kwargs, state, number)
         self.pace = Pace()
 
@@ -187,15 +187,23 @@ class Loop:
                 self._events.act(more_jobs=bool(jobs))
         finally:
             self._give_back(source, jobs)
+        # Not if something was raised: then it may have left a claim behind.
+        self._holds_no_more(source)
         return True
 
     def _claim(self, source: Source) -> list[Job]:
         room = self._budget.take(source.pace.batch) if self._limits.fits(source.number) else 0
+        # One look may make several claims, and each try has a number of its own. All of them come after this one.
+        self._holds_no_more(source)
         jobs = source.claims.take(room) if room else []
         self._budget.put_back(room - len(jobs))
         for job in jobs:
             emit("job claimed", source.jobs.name, job.key, attempt=job.attempt + 1, waited=job.waited)
         return jobs
+
+    def _holds_no_more(self, source: Source) -> None:
+        """What was claimed before is over, or was given back: the monitor may settle what is left of it."""
+        source.state.holds_from(self._claimant.upcoming)
 
     def _may_go_on(self, source: Source) -> bool:
         return not (self._has_failed or self._budget.ended or self._is_used_up) and self._limits.fits(source.number)

@@ -16,6 +16,8 @@ __all__ = ["SharedMemory", "Started"]
 _SIZE = 8192
 _RECORD = struct.Struct("<dq32si")  # since when, claim, hash, which table
 _RECORDS = (8, 8 + _RECORD.size)
+#: Native and aligned, so that it is written at once: nobody reads half a number.
+_HOLDING, _NUMBER = 512, struct.Struct("@q")
 _PROGRESS = (1024, 1024 + 3072)
 _LENGTH = struct.Struct("<I")
 
@@ -53,6 +55,18 @@ class SharedMemory:
             return None
         since, claim, key_hash, table = _RECORD.unpack_from(self._memory, _RECORDS[which - 1])
         return Started(since, claim, key_hash.decode(), table)
+
+    def write_holding(self, first_claim: int) -> None:
+        """From now on the slot holds no claim with a smaller number than this."""
+        _NUMBER.pack_into(self._memory, _HOLDING, first_claim)
+
+    def read_holding(self) -> int:
+        """The smallest number that a claim which the slot still holds can have; 0 before its first claim.
+
+        Read it before the rows of the queue: a reserved row with a smaller number than this is one that the slot has
+        forgotten.
+        """
+        return _NUMBER.unpack_from(self._memory, _HOLDING)[0]
 
     @property
     def has_yielded(self) -> bool:

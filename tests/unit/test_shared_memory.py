@@ -32,6 +32,18 @@ def test_another_process_reads_it_also_after_its_end() -> None:
     assert (memory.read(), memory.read_progress()) == (SECOND, '{"done": 1}')
 
 
+def test_another_process_reads_from_which_claim_on_the_slot_holds_them() -> None:
+    memory = SharedMemory()
+    assert memory.read_holding() == 0
+    pid = os.fork()
+    if not pid:
+        memory.write_holding(3 * 2**40 + 17)
+        memory.write(FIRST)
+        os._exit(0)
+    os.waitpid(pid, 0)
+    assert (memory.read_holding(), memory.read()) == (3 * 2**40 + 17, FIRST)
+
+
 def test_a_new_job_has_said_nothing_of_its_progress_and_has_not_yielded() -> None:
     memory = SharedMemory()
     memory.write(FIRST)
