@@ -2,28 +2,38 @@
 
 from __future__ import annotations
 
+import os
+import socket
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any, TypeVar
 
 __all__ = [
     "KEPT",
     "account_of",
     "before_commit",
+    "cancel_statement",
     "connection_of",
     "driver_of",
     "forget_transaction",
     "has_transaction",
     "keep_with",
     "kept_with",
+    "put_driver",
     "renumber",
     "server_of",
     "share_schemas",
+    "shut_down",
     "tell_of_rollback",
     "when_rolled_back",
 ]
 
 T = TypeVar("T")
+
+#: The first bytes of a client of PostgreSQL that wants TLS.
+_HAS_TLS = bytes([0, 0, 0, 8, 4, 210, 22, 47])
+#: How long a server may take to answer them.
+_ANSWERS_WITHIN = 1.0
 
 #: Under this name a connection carries what djjobs keeps with it. (Connections cannot be keys of a dictionary.)
 KEPT = "_djjobs"
@@ -48,6 +58,51 @@ def connection_of(table: Any) -> Any:
 def driver_of(connection: Any) -> Any:
     """The connection of the database driver (psycopg2 or pymysql) below DataJoint's."""
     return connection._conn
+
+
+def put_driver(connection: Any, driver: Any) -> None:
+    """Let a connection use this one of the driver."""
+    connection._conn = driver
+
+
+def shut_down(connection: Any) -> None:
+    """Make the statement that waits on a connection return with an error, whatever the server does.
+
+    Called from another thread. The connection is lost.
+    """
+    driver = driver_of(connection)
+    with suppress(Exception):  # it may be closed already, or just be opened
+        number = driver.fileno() if hasattr(driver, "fileno") else driver._sock.fileno()
+        # On a copy of the descriptor, so that the driver closes its own one when it has seen the end.
+        with socket.socket(fileno=os.dup(number)) as line:
+            line.shutdown(socket.SHUT_RDWR)
+
+
+def cancel_statement(connection: Any) -> None:
+    """Ask PostgreSQL to end the statement that runs on a connection; not if it does not answer.
+
+    The driver keeps Python's lock while it asks, so that this process would stand still together with the server.
+    """
+    driver = driver_of(connection)
+    with suppress(Exception):  # there may be no server, and then no statement either
+        if _answers(driver.info.host, driver.info.port):
+            driver.cancel()
+
+
+def _answers(host: str, port: int) -> bool:
+    """Whether a PostgreSQL server says something when it is asked whether it has TLS."""
+    with _line_to(host, port) as line:
+        line.sendall(_HAS_TLS)
+        return bool(line.recv(1))
+
+
+def _line_to(host: str, port: int) -> socket.socket:
+    if not host.startswith("/"):
+        return socket.create_connection((host, port), _ANSWERS_WITHIN)
+    line = socket.socket(socket.AF_UNIX)
+    line.settimeout(_ANSWERS_WITHIN)
+    line.connect(f"{host}/.s.PGSQL.{port}")
+    return line
 
 
 def renumber(connection: Any, connection_id: int) -> None:

@@ -90,6 +90,10 @@ class Finisher:
 
         def complete() -> None:
             stop.end_interruptible()
+            timeout = self.policy.timeout
+            if timeout is not None and elapsed() > timeout:
+                # Whoever was to interrupt it in time could not.
+                raise JobTimeout(f"make() of {self.name} took longer than {timeout:g} s.")
             if not self._complete(job, elapsed()):
                 self.queue.db.roll_back()
                 raise self._why_not(job)

@@ -6,7 +6,16 @@ import decimal
 import re
 from typing import Any
 
-from .connection import ConnectionStatements, Errors
+from .connection import (
+    CROWDED,
+    DISK_FULL,
+    LOCKED,
+    NO_SERVER,
+    READ_ONLY,
+    STATEMENT_TIMEOUT,
+    ConnectionStatements,
+    Errors,
+)
 from .dialect import Dialect
 from .engine import Engine
 from .enqueue import EnqueueStatements
@@ -14,8 +23,17 @@ from .jobs import JobStatements
 from .tables import TableStatements
 from .workers import WorkerStatements
 
-_TRANSIENT = {"40001", "40P01", "55P03"}
-_LOST = {"57P01", "57P02", "57P03", "08000", "08003", "08006"}
+_TRANSIENT = {"40001", "40P01"}
+_REASONS = {
+    "25006": READ_ONLY,
+    "53100": DISK_FULL,
+    "57014": STATEMENT_TIMEOUT,
+    "55P03": LOCKED,
+    "53300": CROWDED,
+}
+#: The error of a connection that was refused has no code.
+_CROWDED = re.compile("too many (clients|connections)|connection slots")
+_LOST = {"57P01", "57P02", "57P03", "53300", "08000", "08003", "08006"}
 _CREDENTIALS = {"28P01", "28000"}
 #: The kinds of key attributes whose values psycopg2 does not have to read.
 _PYTHON = {"int": int, "text": str, "float": float, "decimal": decimal.Decimal}
@@ -133,16 +151,30 @@ class _Connection(ConnectionStatements):
     own_connection_id = "SELECT pg_backend_pid()"
     own_user = "SELECT current_user"
     wait_little = "SET lock_timeout = '1s'"
+    takes_changes = "SELECT NOT pg_catalog.current_setting('transaction_read_only')::pg_catalog.bool"
     defers_signals = True
 
-    def lock(self, name: str) -> tuple[str, str]:
-        number = f"hashtextextended('{name}', 0)"
-        return f"SELECT pg_advisory_lock({number})", f"SELECT pg_advisory_unlock({number})"
+    _number = "pg_catalog.hashtextextended(%(name)s, 0)"
+    take_lock = f"SELECT pg_catalog.pg_try_advisory_lock({_number})"
+    give_back_lock = f"SELECT pg_catalog.pg_advisory_unlock({_number})"
+    holder_of_lock = f"""
+        SELECT 'process ' || pid || COALESCE(' of ' || usename, '') || COALESCE('@' || pg_catalog.host(client_addr), '')
+        FROM pg_catalog.pg_locks JOIN pg_catalog.pg_stat_activity USING (pid)
+        WHERE locktype = 'advisory' AND granted AND objsubid = 1
+          AND (classid::pg_catalog.int8 << 32) | objid::pg_catalog.int8 = {_number}"""
 
 
 class _Errors(Errors):
+    def reason_to_wait(self, error: BaseException) -> str | None:
+        code = getattr(error, "pgcode", None)
+        if code in _REASONS:
+            return _REASONS[code]
+        if not self.is_lost(error):
+            return None
+        return CROWDED if _CROWDED.search(str(error)) else NO_SERVER
+
     def is_transient(self, error: BaseException) -> bool:
-        return getattr(error, "pgcode", None) in _TRANSIENT
+        return getattr(error, "pgcode", None) in _TRANSIENT or self.reason_to_wait(error) is not None
 
     def is_lost(self, error: BaseException) -> bool:
         import psycopg2
