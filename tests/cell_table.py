@@ -77,6 +77,8 @@ TABLE = {
     "test_races_runs.py": Row(ENGINES, 8, "two connections at one statement: locks are the engine's own"),
     "test_races_schedules.py": Row(ENGINES, 8, "two connections at one statement: locks are the engine's own"),
     "test_races_scheduling.py": Row(ENGINES, 8, "two connections at one statement: locks are the engine's own"),
+    "test_reconcile.py": Row(DIALECTS, 20, "the plan of the comparison; processes beside both drivers"),
+    "test_refusals.py": Row(ENGINES, 15, "what a server refuses for a time, and its locks by name"),
     "test_retention.py": Row(ENGINES, 2, "the statements that remove old jobs"),
     "test_retries.py": Row(ENGINES, 20, "faults of the server: deadlocks, lock waits, lost connections"),
     "test_rules.py": Row(ENGINES, 14, "all the statements of the queue, in any order"),
@@ -87,6 +89,7 @@ TABLE = {
     "test_schedules.py": Row(ENGINES, 10, "the rows and statements of schedules"),
     "test_servers.py": Row(SERVERS, 12, "the servers that the tests start"),
     "test_signals.py": Row(GENERATIONS, 12, "drivers: psycopg2 puts signals off, pymysql does not"),
+    "test_stalls.py": Row(DIALECTS, 90, "drivers that wait for a server that does not answer"),
     "test_switching.py": Row(EVERYWHERE, 10, "the job tables of both DataJoints"),
     "test_telemetry.py": Row(
         GENERATIONS, 12, "what is told of a job does not come from the server, but its waiting time"

@@ -532,7 +532,7 @@ def test_a_claim_that_turns_up_after_its_slot_was_settled_goes_back_unharmed(sta
     leases(60, 0.5)
     Square = start(2)
     with LoneSlot(Square) as slot:
-        assert slot.monitor.slot_died(slot, "it was killed.").released == 0
+        assert slot.monitor.settler.slot_died(slot, "it was killed.").released == 0
         assert len(slot.claims.take(2)) == 2
 
         def is_back() -> bool:
@@ -556,7 +556,7 @@ def test_claims_that_are_locked_when_their_slot_goes_are_given_back_when_they_ar
         assert len(slot.claims.take(2)) == 2
         with stranger.transaction:
             stranger.query(f"SELECT * FROM {Square.jobs.full_table_name} FOR UPDATE").fetchall()
-            slot.monitor.slot_ended(slot)
+            slot.monitor.settler.slot_ended(slot)
             assert job_counts(Square) == {"reserved": 2}
     assert {(row["status"], row["attempt"]) for row in rows_by_number(Square).values()} == {("scheduled", 0)}
     assert worker_rows(Square) == []

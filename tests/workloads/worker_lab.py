@@ -118,7 +118,26 @@ def stick(rest: str, n: int) -> None:
     c.pthread_mutex_lock(mutex)
 
 
+def linger(rest: str, n: int) -> None:
+    """Sleep, and leave a sign when that is over, whatever ends it."""
+    try:
+        time.sleep(float(rest))
+    finally:
+        (folder() / f"over-{n}").touch()
+
+
+def ask(rest: str, n: int) -> None:
+    """Ask the server something all the time, as make() does that reads its data bit by bit."""
+    connection = First.connection
+    deadline = time.monotonic() + float(rest)
+    while time.monotonic() < deadline:
+        connection.query("SELECT 1").fetchall()
+        time.sleep(0.01)
+
+
 ACTS = {
+    "ask": ask,
+    "linger": linger,
     "sleep": lambda rest, n: time.sleep(float(rest)),
     "gate": lambda rest, n: wait_for_file(f"open-{n}"),
     "meet": meet,
