@@ -38,6 +38,11 @@ class Options:
         return self.lease + self.heartbeat + self.slack
 
     @property
+    def suspension(self) -> float:
+        """How long a process or the server is held up, at least: longer than a worker lives that is not heard of."""
+        return self.lease + self.heartbeat + 1
+
+    @property
     def numbers(self) -> int:
         return self.jobs * 2 // 3
 
