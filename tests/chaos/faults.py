@@ -15,7 +15,7 @@ from chaos.spells import Spells
 from chaos.workers import Worker, WorkerPool
 
 #: By how many seconds the server's clock jumps.
-JUMP = 300.0
+JUMP = 300
 
 
 class Mayhem:
@@ -249,15 +249,14 @@ class Mayhem:
         return True
 
     def _set_clock(self, fault: Fault) -> bool:
-        """It is right again after a while; until then there may be another spell or outage."""
-        clock = getattr(self._server, "clock", None)
-        if clock is None:
+        """It is right again after a while, in which anything else may happen, too."""
+        if not hasattr(self._server, "clock") or self._server.clock.offset:
             return False
-
-        def set_to(offset: float) -> None:
-            clock.set(offset)
-            self._record.clock_jumped(offset)
-
-        set_to(JUMP if fault.kind == "clock forward" else -JUMP)
-        self._later.append((time.time() + self._suspension * (1 + fault.how), lambda: set_to(0.0)))
+        seconds = JUMP if fault.kind == "clock forward" else -JUMP
+        self._jump(seconds)
+        self._later.append((time.time() + self._suspension * (1 + fault.how), lambda: self._jump(-seconds)))
         return True
+
+    def _jump(self, seconds: int) -> None:
+        self._server.clock.jump(seconds)
+        self._record.clock_jumped(self._server.clock.offset)

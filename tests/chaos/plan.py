@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 #: How often each fault occurs, in proportion.
@@ -29,6 +30,8 @@ JUMPS = ("clock forward", "clock back")
 #: From so many seconds on a run is a long one.
 LONG_RUN = 60.0
 
+#: All kinds. Poison is in the queue, and happens to who takes it.
+KINDS = (*WEIGHTS, *OUTAGES, *SPELLS, *JUMPS, "poison")
 #: These need a server that answers, or one that nothing else happens to. They wait until a spell is over.
 NEED_THE_SERVER = {*OUTAGES, *SPELLS, "cut connections", "cut all connections"}
 
@@ -46,34 +49,41 @@ class Fault:
         return f"{self.at:6.2f} s  {self.kind} ({self.whom:.3f}, {self.how:.3f})"
 
 
-def plan(seed: int, seconds: float) -> list[Fault]:
+def plan(seed: int, seconds: float, only: Sequence[str] = ()) -> list[Fault]:
     """The faults of a run: each kind once and more often as its weight says, and meanwhile the server has its own.
 
-    In a long run all of those happen to the server, one after the other; in a short run one outage, one spell and one
-    jump of its clock.
+    In a long run everything happens to the server, one thing after the other; in a short run one outage, one spell and
+    one jump of its clock.
+
+    Parameters
+    ----------
+    only
+        The kinds that are wanted; the others are left out. Defaults to all.
     """
     chance = random.Random(seed)
     more = max(0, round(seconds * RATE) - len(WEIGHTS))
     wanted = [*WEIGHTS, *chance.choices(list(WEIGHTS), list(WEIGHTS.values()), k=more)]
     moments = [(chance.uniform(0, seconds), kind) for kind in wanted]
-    moments += [*_spread(_some(chance, seconds), seconds, chance), *_spread(_jumps(chance, seconds), seconds, chance)]
-    return sorted((Fault(at, kind, chance.random(), chance.random()) for at, kind in moments), key=lambda one: one.at)
+    is_long = seconds >= LONG_RUN or bool(only)
+    for kinds in (_of_server(chance, is_long), _of_clock(chance, is_long)):
+        moments += _spread([kind for kind in kinds if not only or kind in only], seconds, chance)
+    faults = [Fault(at, kind, chance.random(), chance.random()) for at, kind in moments]
+    return sorted((fault for fault in faults if not only or fault.kind in only), key=lambda fault: fault.at)
 
 
-def _some(chance: random.Random, seconds: float) -> list[str]:
-    """What happens to the server, in this order."""
-    kinds = [*OUTAGES, *SPELLS] if seconds >= LONG_RUN else [chance.choice(OUTAGES), chance.choice(SPELLS)]
+def _of_server(chance: random.Random, is_long: bool) -> list[str]:
+    kinds = [*OUTAGES, *SPELLS] if is_long else [chance.choice(OUTAGES), chance.choice(SPELLS)]
     chance.shuffle(kinds)
     return kinds
 
 
-def _jumps(chance: random.Random, seconds: float) -> list[str]:
+def _of_clock(chance: random.Random, is_long: bool) -> list[str]:
     jumps = list(JUMPS)
     chance.shuffle(jumps)
-    return jumps if seconds >= LONG_RUN else jumps[:1]
+    return jumps if is_long else jumps[:1]
 
 
 def _spread(kinds: list[str], seconds: float, chance: random.Random) -> list[tuple[float, str]]:
     """Each at the beginning of a part of the time, so that it is over when the next one comes."""
-    part = seconds / len(kinds)
+    part = seconds / max(1, len(kinds))
     return [(part * (number + chance.uniform(0.1, 0.25)), kind) for number, kind in enumerate(kinds)]

@@ -21,7 +21,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from chaos import poison
 from chaos.faults import Mayhem
 from chaos.options import Options
-from chaos.plan import Fault, plan
+from chaos.plan import KINDS, Fault, plan
 from chaos.record import Record, Spell
 from chaos.server import Bystander, environment
 from chaos.spells import Spells
@@ -65,6 +65,16 @@ class Report:
         return "\n".join([*lines, *(f"WRONG: {complaint}" for complaint in self.complaints)])
 
 
+def start_server(engine: str) -> Any:
+    """A private server; its clock can be turned if this machine has a compiler."""
+    import servers
+
+    try:
+        return servers.start(engine, own_clock=True)
+    except servers.NoServer:
+        return servers.start(engine)
+
+
 def run(server: Any, options: Options, folder: Path) -> Report:
     """One run against a private server; the workers' logs go to the folder."""
     schema = f"djjobs_chaos_{secrets.token_hex(4)}"
@@ -73,6 +83,7 @@ def run(server: Any, options: Options, folder: Path) -> Report:
     variables = {
         "CHAOS_SCHEMA": schema,
         "CHAOS_FOLDER": folder,
+        "CHAOS_POISON": int(bool(options.poison)),
         "DJJOBS_LEASE": options.lease,
         "DJJOBS_HEARTBEAT_INTERVAL": options.heartbeat,
         "DJJOBS_GRACE": 1,
@@ -108,7 +119,7 @@ class _Run:
         self._bystander, self._pool, self._record, self._options = bystander, pool, record, options
         self._mayhem, self._folder = mayhem, folder
         self._watch = Watch(bystander, self._record, options.most)
-        self._report = Report(options, plan(options.seed, options.seconds))
+        self._report = Report(options, plan(options.seed, options.seconds, options.only))
         self._chance = random.Random(options.seed)
         self._vacant: list[int] = []
         self._replacing = True
@@ -274,13 +285,14 @@ def main() -> int:
         action="append",
         help="mysql and postgresql, unless said",
     )
+    parser.add_argument("--only", choices=KINDS, action="append", default=[], help="this kind of fault (all)")
     chosen = parser.parse_args()
     os.environ["DJ_IGNORE_CONFIG_FILE"] = "true"  # only the settings of the run count
     seed = secrets.randbelow(10**6) if chosen.seed is None else chosen.seed
     deadline, failed = time.monotonic() + 60 * chosen.minutes, 0
     while True:
         for engine in chosen.engine or ("mysql", "postgresql"):
-            options = Options(seed, jobs=chosen.jobs, workers=chosen.workers, seconds=chosen.seconds)
+            options = Options(seed, chosen.jobs, chosen.workers, chosen.seconds, only=tuple(chosen.only))
             failed += not _round(engine, options)
         seed += 1
         if time.monotonic() > deadline:
@@ -290,10 +302,8 @@ def main() -> int:
 
 
 def _round(engine: str, options: Options) -> bool:
-    import servers
-
     folder = Path(tempfile.mkdtemp(prefix="djjobs-chaos-"))
-    with servers.start(engine) as server:
+    with start_server(engine) as server:
         report = run(server, options, folder)
     print(f"{engine}, {report}", flush=True)
     if report.complaints:

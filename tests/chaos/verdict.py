@@ -52,7 +52,7 @@ class Verdict:
         jobs = {
             "Square": list(range(options.numbers)),
             "Twin": list(range(0, options.numbers, 2)),
-            "Poison": [n for n in range(options.numbers) if poison.kind_of(n)],
+            "Poison": options.poison,
         }
         succeeded = {(job["table_name"], job["key"]["n"]) for job in self._jobs if job["status"] == "success"}
         # Whether a poison job has succeeded is judged by its kind; here its row must be there, or not.
