@@ -11,18 +11,14 @@ import random
 import signal
 import sys
 import time
-from typing import Any, NoReturn
+from typing import Any
 
 READY = "ready to populate"
 
 
-class Stopped(SystemExit):
-    """A signal from outside, unlike a SystemExit of make()."""
-
-
 def main(arguments: list[str]) -> int:
     logging.basicConfig(format="%(asctime)s %(message)s")
-    signal.signal(signal.SIGTERM, _stop)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("SIGTERM between two populates"))
     try:
         from chaos import pipeline, poison
 
@@ -37,23 +33,19 @@ def main(arguments: list[str]) -> int:
                 # Nothing is left to do, as far as we know; whoever looks at the log sees that we have come so far.
                 os.utime(1)
                 time.sleep(random.uniform(0.2, 0.6))
-    except Stopped as stop:
+    except SystemExit as stop:
         print(stop, flush=True)
         return 0
-
-
-def _stop(*_: object) -> NoReturn:
-    raise Stopped("SIGTERM between two populates")
 
 
 def _populate(table: Any, *restrictions: Any, **options: Any) -> int:
     """Populate a table; return how many jobs there were."""
     try:
         results = table.populate(*restrictions, reserve_jobs=True, suppress_errors=True, order="random", **options)
-    except (Exception, Stopped):
-        raise
     except BaseException as raised:
-        # What DataJoint would not suppress is for the caller to know.
+        if isinstance(raised, Exception) or "SIGTERM" in str(raised):
+            raise
+        # What make() raised and DataJoint would not suppress either.
         print(f"{table.__name__} raised {type(raised).__name__}: {raised}", flush=True)
         return 1
     for key, message in results["error_list"]:
