@@ -9,7 +9,7 @@ import copy
 import json
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from ..dj.blobs import pack
@@ -43,6 +43,10 @@ class Failure:
     duration: float | None = None
     host: str = ""
     pid: int = 0
+
+
+class _CannotLook(Exception):
+    """The target cannot be looked at: it was dropped, or its key has changed."""
 
 
 class Finisher:
@@ -161,13 +165,20 @@ class Finisher:
         is_dead: Callable[[], bool],
         wait_after: Callable[[list[dict[str, Any]]], float | None],
     ) -> str | None:
-        def end() -> str | None:
+        def end(
+            failure: Failure, wait_after: Callable[..., float | None], is_made: Callable[[Job], bool]
+        ) -> str | None:
             with self.queue.db.transaction():
                 statement = self.queue.engine.attempts.look_at_dead_claim
                 row = self.queue.execute(statement, **self._token(job)).fetchone() if is_dead() else None
-                return None if row is None else self._end_attempt(job, failure, row, wait_after, self._is_made)
+                return None if row is None else self._end_attempt(job, failure, row, wait_after, is_made)
 
-        return self.queue.db.retry(end)
+        try:
+            return self.queue.db.retry(lambda: end(failure, wait_after, self._is_made))
+        except _CannotLook as reason:
+            # Nobody would take the job back if this were left to others. As an error it tells people what to do.
+            told = replace(failure, message=f"{failure.message} {reason}")
+            return self.queue.db.retry(lambda: end(told, lambda _attempts: None, lambda _job: False))
 
     def _fail(self, job: Job, failure: Failure, wait: float | None, is_made: Callable[[Job], bool]) -> str:
         with self.queue.db.transaction():
@@ -211,11 +222,23 @@ class Finisher:
         return 0.0 if self.policy.comes_back(number, crashes) else None
 
     def _is_made(self, job: Job) -> bool:
+        """Whether the target has the key. The server compares it with the key in the queue.
+
+        A restriction would not do: DataJoint 0.14 cannot restrict by every text.
+        """
         if isinstance(job.key, UnfitKey):
             return False
-        target = getattr(self._table, "target", self._table)
-        sql = (target & job.key).proj().make_sql()
-        return self.queue.db.execute(first_row(sql)).fetchone() is not None
+        try:
+            made = first_row(self.keys.made_sql(self.queue))
+            parameters = {"table": self.table_name, "key_hash": job.key_hash}
+            return self.queue.db.execute(made, **parameters).fetchone() is not None
+        except Exception as error:
+            if self.queue.db.is_transient(error):
+                raise
+            raise _CannotLook(
+                f"Whether its result is there cannot be seen: {error} "
+                f"See to the table of {self.name}; then retry_jobs() or cleanup_jobs()."
+            ) from error
 
     def _record(self, number: int, now: Any, failure: Failure) -> dict[str, Any]:
         who = self.queue.signature()

@@ -16,7 +16,7 @@ import datajoint as dj
 
 from ..dj.compat import datajoint_api
 
-__all__ = ["Claimant", "claims_of", "cluster_job", "process_id", "run_metadata", "version_metadata"]
+__all__ = ["Claimant", "all_claims", "claims_of", "cluster_job", "process_id", "run_metadata", "version_metadata"]
 
 #: So many claims a slot can make before it would use the numbers of the next one.
 _CLAIMS_OF_A_SLOT = 2**40
@@ -44,6 +44,11 @@ class Claimant:
 def claims_of(slot: int) -> tuple[int, int]:
     """The first and the last number that a slot's claims can have."""
     return slot * _CLAIMS_OF_A_SLOT + 1, (slot + 1) * _CLAIMS_OF_A_SLOT
+
+
+def all_claims() -> tuple[int, int]:
+    """The first and the last number that any claim can have."""
+    return 0, 2**63 - 1
 
 
 @cache

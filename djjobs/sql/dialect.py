@@ -19,7 +19,10 @@ _DATETIME = re.compile(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d")
 class Dialect(ABC):
     """The expressions of an engine. Statements are made of them."""
 
+    #: The time at which the statement began.
     now: ClassVar[str]
+    #: The time at this moment. It differs if the statement had to wait.
+    clock: ClassVar[str]
     key: ClassVar[str]
     user: ClassVar[str]
     #: What statements say so that the server chooses a good plan.

@@ -32,6 +32,8 @@ _QUERY |= {1139, 3141, 3143, *range(3685, 3700)}
 
 class _Dialect(Dialect):
     now = "UTC_TIMESTAMP(6)"
+    # SYSDATE() is the time at which it is called, in the time zone of the session. The others are the statement's.
+    clock = "(UTC_TIMESTAMP(6) + INTERVAL TIMESTAMPDIFF(MICROSECOND, NOW(6), SYSDATE(6)) MICROSECOND)"
     key = "`key`"
     user = "`user`"
     hints = {
@@ -208,10 +210,6 @@ class _Jobs(JobStatements):
         SET {changes} WHERE job.table_name = %(table)s AND job.status IN %(statuses)s {also}"""
 
 
-class _Workers(WorkerStatements):
-    uptime = "SHOW GLOBAL STATUS LIKE 'Uptime'"
-
-
 class _Legacy(LegacyStatements):
     lock_jobs = "LOCK TABLES {jobs} WRITE"
     unlock_jobs = "UNLOCK TABLES"
@@ -239,5 +237,5 @@ class MySQL(Engine):
     tables = _Tables()
     enqueue = _Enqueue()
     jobs = _Jobs()
-    workers = _Workers()
+    workers = WorkerStatements()
     legacy = _Legacy()

@@ -47,6 +47,7 @@ def _without_length(type_: str) -> str:
 class _Dialect(Dialect):
     # The columns are without time zone, and sessions may differ in theirs.
     now = "(statement_timestamp() AT TIME ZONE 'UTC')"
+    clock = "(clock_timestamp() AT TIME ZONE 'UTC')"
     key = '"key"'
     user = '"user"'
     hints = {
@@ -195,7 +196,12 @@ class _Jobs(JobStatements):
 
 
 class _Workers(WorkerStatements):
-    uptime = "SELECT 'Uptime', EXTRACT(epoch FROM clock_timestamp() - pg_postmaster_start_time())"
+    # The new row is made before its lock is waited for. So the row is locked first.
+    heartbeat = """
+        UPDATE {workers} AS worker SET last_heartbeat = {clock}, beats = beats + 1, lease = %(lease)s,
+               state = %(state)s
+        FROM (SELECT worker_id FROM {workers} WHERE worker_id = %(worker)s FOR UPDATE) AS locked
+        WHERE worker.worker_id = locked.worker_id"""
     notify = "SELECT pg_notify('djjobs', %(schema)s)"
     listen = "LISTEN djjobs"
 

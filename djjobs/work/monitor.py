@@ -19,6 +19,7 @@ from ..queue.claim import Job
 from ..queue.database import Database
 from ..queue.finish import Failure, release_slot
 from ..queue.identity import Claimant, claims_of
+from ..queue.judge import Judge
 from ..queue.leases import Registration, recover
 from ..queue.queue import Queue
 from ..queue.table_queue import TableQueue
@@ -123,8 +124,8 @@ class Monitor:
             database: Registration(queue, claimant.worker_id, self._tables_of(database), slots)
             for database, queue in self._queues.items()
         }
+        self._judges = {database: Judge(queue, self._tables_of(database)) for database, queue in self._queues.items()}
         self._next_beat = self._next_look = 0.0
-        self._last_beat = self._steady_since = time.monotonic()
         self._asked: dict[tuple[str, int], _Asked] = {}
         self._progress: dict[int, tuple[Started, str]] = {}
         #: Slots that are gone and still have jobs, and how they died; without a story they were told to end.
@@ -139,7 +140,6 @@ class Monitor:
 
     def register(self) -> None:
         """Let others know of the worker."""
-        self._last_beat = self._steady_since = time.monotonic()
         self._beat()
 
     def tell_of_stop(self) -> None:
@@ -189,8 +189,7 @@ class Monitor:
                     slot.measure()
                 self._beat()
                 self._look_after_settled()
-                if time.monotonic() - self._steady_since >= settings.lease:
-                    recovered = self.recover()
+                recovered = self.recover()
             lasting = any(now - started.since >= LOOK_INTERVAL for _, started in running)
             if now >= self._next_look and (lasting or self._unsettled):
                 self._next_look = now + LOOK_INTERVAL
@@ -215,13 +214,10 @@ class Monitor:
             self._next_beat = 0.0
 
     def _beat(self) -> None:
-        for registration in self._registrations.values():
+        for database, registration in self._registrations.items():
             registration.beat()
-        now = time.monotonic()
-        # After a gap others may not have been heard either: nobody is dead before all had the time to be heard again.
-        if now - self._last_beat > max(2 * settings.heartbeat_interval, settings.lease / 2):
-            self._steady_since = now
-        self._last_beat, self._next_beat = now, now + self.interval()
+            self._judges[database].heard()
+        self._next_beat = time.monotonic() + self.interval()
         emit("worker heard", worker=self._claimant.worker_id)
 
     def recover(self) -> int:
@@ -234,7 +230,8 @@ class Monitor:
         recovered = 0
         for database, queue in self._queues.items():
             finishers = {jobs.table_name: jobs.finisher for jobs in self._tables if jobs.queue.database == database}
-            recovered += recover(queue, finishers, beat_if_due)
+            recovered += recover(queue, finishers, self._judges[database].find_dead(), beat_if_due)
+        self._next_beat = min(self._next_beat, *(judge.due() for judge in self._judges.values()))
         return recovered
 
     def _watch_the_time(self, running: list[tuple[Watched, Started]], now: float) -> None:

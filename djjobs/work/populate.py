@@ -10,7 +10,7 @@ from typing import Any
 from ..errors import DjJobsError
 from ..interrupt import Stop
 from ..queue.identity import Claimant
-from ..queue.leases import is_looked_after, recover_once
+from ..queue.leases import recover_once
 from ..queue.table_queue import TableQueue
 from ..settings import settings
 from ..telemetry import emit
@@ -82,8 +82,7 @@ class _Populate:
         queue, finisher = self._jobs.queue, self._jobs.finisher
         with Stop() as stop:
             # A stop that comes meanwhile waits for the statement to end, so that no mark is left behind.
-            if not is_looked_after(queue, self._jobs.table_name):
-                recover_once(queue, {self._jobs.table_name: finisher})
+            recover_once(queue, {self._jobs.table_name: finisher}, sleep=stop.sleep)
             self._scheduling.now()
             stop.check()
 
