@@ -45,7 +45,10 @@ class Stop:
         self._signals = (*signals, _INTERRUPT)
         self.requested: int | None = None
         self.interrupted_by: type[Exception] | None = None
+        #: Called with a signal that may be no stop, because somebody else says when to stop. Defaults to none.
+        self.ask_about: Callable[[int], None] | None = None
         self._interruptible = False
+        self._pid = os.getpid()
         self._thread = threading.get_ident()
         self._interrupt = interrupt
         self._previous: dict[int, Any] = {}
@@ -62,7 +65,8 @@ class Stop:
         return self
 
     def _ring(self, number: int) -> None:
-        if number in self._signals and self._interruptible and self._interrupt is not None:
+        acts = number == _INTERRUPT or (number in self._signals and self.ask_about is None)
+        if acts and self._interruptible and self._interrupt is not None:
             self._interrupt()
 
     def __exit__(
@@ -88,6 +92,9 @@ class Stop:
             signal.signal(number, signal.SIG_DFL if handler is None else handler)
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
+        if number != _INTERRUPT and self.ask_about is not None:
+            self.ask_about(number)
+            return
         if number != _INTERRUPT:
             self.requested = number
         if not self._interruptible:
@@ -101,6 +108,12 @@ class Stop:
         self.check()
         if self.interrupted_by is not None:
             raise self.interrupted_by("make() was interrupted.")
+
+    def request(self, number: int) -> None:
+        """Ask for a stop, as this signal does. Called from another thread."""
+        self.requested = number
+        if self._previous:
+            signal.pthread_kill(threading.main_thread().ident or 0, _INTERRUPT)
 
     def interrupt_with(self, error: type[Exception]) -> None:
         """Raise this error in the stretch that may be interrupted. Called from another thread."""
@@ -138,6 +151,16 @@ class Stop:
             yield
         finally:
             self._interruptible = False
+            self.end_copies()
+
+    def end_copies(self) -> None:
+        """End this process if it is a copy: make() has called os.fork(), and both processes come back from it.
+
+        Nothing here is the copy's own: not the connection, nor the pipes, nor the job.
+        """
+        if os.getpid() != self._pid:
+            os.write(2, b"A process that make() or a hook has forked came back from there; it ends here.\n")
+            os._exit(0)
 
     def end_interruptible(self) -> None:
         """From here on the stretch is not to be interrupted any more."""

@@ -6,10 +6,12 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
+from ..errors import DjJobsError
+
 __all__ = [
     "KEPT",
+    "MakeTransaction",
     "account_of",
-    "before_commit",
     "connection_of",
     "driver_of",
     "forget_transaction",
@@ -76,6 +78,8 @@ def keep_with(connection: Any, name: str, value: T) -> T:
 
 # -- transactions -------------------------------------------------------------------------------------------------
 
+_ENDS_OF_TRANSACTION = "start_transaction", "commit_transaction"
+
 _after_rollback: list[Callable[[Any], None]] = []
 
 
@@ -104,20 +108,66 @@ def tell_of_rollback(connection: Any) -> None:
         callback(connection)
 
 
-@contextmanager
-def before_commit(connection: Any, prepare: Callable[[], None]) -> Iterator[None]:
-    """Meanwhile, call this just before each commit on a connection. If it raises, nothing is committed.
+class MakeTransaction:
+    """The transaction that make() runs in. DataJoint begins and commits it; make() itself must not.
 
-    DataJoint's plain make and its three-part make both end in `commit_transaction`.
+    Use it as a context manager around DataJoint's call of make(). DataJoint's plain make and its three-part make both
+    end in `commit_transaction`.
+
+    Parameters
+    ----------
+    connection
+        The connection of the table.
+    label : str
+        The name of the table, for errors.
+    prepare : callable
+        Called just before the commit. If it raises, nothing is committed.
     """
-    commit = connection.commit_transaction
 
-    def prepare_and_commit() -> None:
-        prepare()
-        commit()
+    def __init__(self, connection: Any, label: str, prepare: Callable[[], None]) -> None:
+        self._connection, self._label, self._prepare = connection, label, prepare
+        self._replaced: dict[str, Any] = {}
+        #: Whether make() itself runs now, and whether DataJoint had begun the transaction before.
+        self._in_make = self._is_datajoints = False
 
-    connection.commit_transaction = prepare_and_commit
-    try:
-        yield
-    finally:
-        del connection.commit_transaction
+    def __enter__(self) -> MakeTransaction:
+        attributes = self._connection.__dict__
+        self._begin_plainly, self._commit_plainly = (getattr(self._connection, name) for name in _ENDS_OF_TRANSACTION)
+        self._replaced = {name: attributes[name] for name in _ENDS_OF_TRANSACTION if name in attributes}
+        attributes.update(zip(_ENDS_OF_TRANSACTION, (self._begin, self._commit), strict=True))
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for name in _ENDS_OF_TRANSACTION:
+            self._connection.__dict__.pop(name, None)
+        self._connection.__dict__.update(self._replaced)
+
+    @contextmanager
+    def in_make(self) -> Iterator[None]:
+        """A stretch in which make() itself runs."""
+        self._in_make, self._is_datajoints = True, has_transaction(self._connection)
+        try:
+            yield
+        finally:
+            self._in_make = False
+
+    def _begin(self) -> None:
+        if self._in_make and self._is_datajoints:
+            raise self._not_allowed("connection.transaction or connection.start_transaction()")
+        self._begin_plainly()
+
+    def _commit(self) -> None:
+        if not self._in_make:
+            if not has_transaction(self._connection):
+                raise self._not_allowed("connection.cancel_transaction()")
+            self._prepare()
+        elif self._is_datajoints:
+            raise self._not_allowed("connection.commit_transaction()")
+        # Else make() has begun this transaction itself, in a part of it that runs outside DataJoint's.
+        self._commit_plainly()
+
+    def _not_allowed(self, call: str) -> DjJobsError:
+        return DjJobsError(
+            f"make() of {self._label} called {call}. make() runs inside a transaction, which is committed together "
+            "with the end of its job when make() returns. Remove the call."
+        )

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable
+import inspect
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, TypeVar
 
 import datajoint as dj
@@ -57,9 +59,43 @@ def keys_of(table: Any, restrictions: tuple[Any, ...]) -> Any:
     return table._jobs_to_do(restrictions)
 
 
-def make_one(table: Any, key: dict[str, Any], make_kwargs: dict[str, Any] | None) -> bool:
-    """Call make() for one key in a transaction, as `populate` does; whether there was something to make."""
-    return table._populate1(key, None, False, True, make_kwargs=make_kwargs)
+def make_one(
+    table: Any,
+    key: dict[str, Any],
+    make_kwargs: dict[str, Any] | None,
+    in_make: Callable[[], AbstractContextManager[Any]] = nullcontext,
+) -> bool:
+    """Call make() for one key in a transaction, as `populate` does; whether there was something to make.
+
+    Parameters
+    ----------
+    in_make : callable
+        Gives a context manager for each stretch in which make() itself runs, and nothing of DataJoint around it.
+        Defaults to none.
+    """
+    name = "_make_tuples" if hasattr(table, "_make_tuples") else "make"
+    make = getattr(table, name)
+
+    def at_once(*arguments: Any, **options: Any) -> Any:
+        with in_make():
+            return make(*arguments, **options)
+
+    def in_steps(*arguments: Any, **options: Any) -> Iterator[Any]:
+        steps, given = make(*arguments, **options), None
+        while True:
+            with in_make():
+                try:
+                    result = steps.send(given)
+                except StopIteration:
+                    return
+            given = yield result
+
+    # DataJoint looks at the function to see whether make() has three parts.
+    table.__dict__[name] = in_steps if inspect.isgeneratorfunction(make) else at_once
+    try:
+        return table._populate1(key, None, False, True, make_kwargs=make_kwargs)
+    finally:
+        del table.__dict__[name]
 
 
 # -- tables of ours -------------------------------------------------------------------------------------------------

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import os
 import platform
 import subprocess
@@ -31,10 +30,12 @@ class Claimant:
     def __init__(self, worker_id: str | None = None, slot: int = 0) -> None:
         self.worker_id = worker_id or str(uuid.uuid4())
         self.slot = slot
-        self._numbers = itertools.count(slot * _CLAIMS_OF_A_SLOT + 1)
+        #: The number that the next claim will have.
+        self.upcoming = slot * _CLAIMS_OF_A_SLOT + 1
 
     def next_claim(self) -> int:
-        return next(self._numbers)
+        number, self.upcoming = self.upcoming, self.upcoming + 1
+        return number
 
     def for_slot(self, slot: int) -> Claimant:
         """The same worker's slot, by a number that was not used before."""

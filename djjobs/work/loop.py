@@ -51,7 +51,7 @@ class Source:
         make_kwargs: dict[str, Any] | None = None,
         number: int = 0,
     ) -> None:
-        self.jobs, self.claims, self.number = jobs, claims, number
+        self.jobs, self.claims, self.number, self.state = jobs, claims, number, state
         self.executor = Executor(jobs, make_kwargs, state, number)
         self.pace = Pace()
 
@@ -144,6 +144,7 @@ class Loop:
             self._prepare()
             stack.enter_context(self._events)
             while not self._is_over():
+                self.stop.end_copies()
                 self.stop.check()
                 self._events.act()
                 if any(self._run_some(source) for source in self.sources):
@@ -186,16 +187,28 @@ class Loop:
                 self._run(source, jobs.pop(0), jobs)
                 self._events.act(more_jobs=bool(jobs))
         finally:
+            # If this raises, or the job that was run is not settled, the slot ends with claims, and says so.
             self._give_back(source, jobs)
+            if source.state.is_settled:
+                self._holds_nothing(source)
         return True
 
     def _claim(self, source: Source) -> list[Job]:
         room = self._budget.take(source.pace.batch) if self._limits.fits(source.number) else 0
+        if room:
+            # One look may make several claims, and each try has a number of its own. All of them come after this one.
+            source.state.holds_from(self._claimant.upcoming, any_later=True)
         jobs = source.claims.take(room) if room else []
+        if not jobs:
+            self._holds_nothing(source)
         self._budget.put_back(room - len(jobs))
         for job in jobs:
             emit("job claimed", source.jobs.name, job.key, attempt=job.attempt + 1, waited=job.waited)
         return jobs
+
+    def _holds_nothing(self, source: Source) -> None:
+        """What was claimed is over or was given back. The monitor settles what is left of it all the same."""
+        source.state.holds_from(self._claimant.upcoming)
 
     def _may_go_on(self, source: Source) -> bool:
         return not (self._has_failed or self._budget.ended or self._is_used_up) and self._limits.fits(source.number)
@@ -207,7 +220,7 @@ class Loop:
         longest = self._limits.longest
         longest[source.number] = max(longest[source.number], outcome.seconds)
         self._jobs_done += 1
-        if not outcome.made and outcome.error is None:
+        if not outcome.made and not outcome.has_failed:
             self._budget.refund_call()
         suppress = self._limits.suppress_errors
         self._has_failed = outcome.error_to_raise(suppress is not False) is not None and suppress is not None
@@ -217,9 +230,10 @@ class Loop:
         source.executor.runs.job_over(job, rest, self.stop)
 
     def _give_back(self, source: Source, jobs: list[Job]) -> None:
-        self._budget.put_back(len(jobs))
         if jobs and source.executor.finisher.give_back(jobs):
             tell_of_given_back(source.jobs.name, jobs)
+        # Not before: where it fails, the supervisor gives them back.
+        self._budget.put_back(len(jobs))
 
 
 def databases_of(tables: Sequence[TableQueue]) -> list[Database]:

@@ -215,7 +215,7 @@ class Supervisor:
         number = stop.take()
         if number is None:
             return
-        self._is_retiring = True
+        self._is_retiring = self.pool.is_stopping = True
         self._budget.spend_all()
         why = f"{signal.Signals(number).name}: running jobs have {grace:g} s to end."
         emit("worker stopping", worker=self._claimant.worker_id, why=why)
