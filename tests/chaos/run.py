@@ -33,6 +33,8 @@ from chaos.workers import End, WorkerPool
 LEAVING = 10.0
 #: In a traceback: a populate that was beyond its beginning.
 _AT_WORK = re.compile(r"/djjobs/work/loop\.py\", line \d+, in run\b")
+#: What a worker says at its end.
+_HAS_FAILED = re.compile(r"^.* ends: \d+ jobs? done, [1-9]\d* failed", re.M)
 #: After so many it is no use to go on.
 _MOST_COMPLAINTS = 100
 
@@ -252,7 +254,8 @@ class _Run:
             record.hit([worker.pid, *worker.last_children], "ended by itself")
         else:
             record.left[worker.pid] = end.when
-            if end.code != 0:
+            # A worker of which jobs have failed says so by its exit code, too; here only poison does.
+            if end.code != (1 if _HAS_FAILED.search(worker.words()) else 0):
                 record.complain(f"a {worker.kind} left with exit code {end.code}: {_last_words(end)}")
         self._judge_time(end, spell)
 
