@@ -68,6 +68,7 @@ TABLE = {
         GENERATIONS, 0, "processes and drivers"
     ),
     "test_migrate.py": Row(MYSQLS, 5, "DataJoint 0.14 has left its queue on these only"),
+    "test_poison.py": Row(GENERATIONS, 35, "make() inside the transactions of both DataJoints; drivers beside forks"),
     "test_policy.py": Row(ONCE, 3, "nothing: a policy is checked before a server is asked"),
     "test_populate.py": Row(ENGINES, 22, "make() inside the transactions of both DataJoints"),
     "test_processes.py": Row(GENERATIONS, 17, "drivers beside processes and signals"),
@@ -87,6 +88,7 @@ TABLE = {
     "test_schedules.py": Row(ENGINES, 10, "the rows and statements of schedules"),
     "test_servers.py": Row(SERVERS, 12, "the servers that the tests start"),
     "test_signals.py": Row(GENERATIONS, 12, "drivers: psycopg2 puts signals off, pymysql does not"),
+    "test_slots_end.py": Row(DIALECTS, 30, "faults of the server while the end of a job is recorded"),
     "test_switching.py": Row(EVERYWHERE, 10, "the job tables of both DataJoints"),
     "test_telemetry.py": Row(
         GENERATIONS, 12, "what is told of a job does not come from the server, but its waiting time"

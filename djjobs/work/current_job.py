@@ -133,8 +133,9 @@ class SlotState:
         self._current: CurrentJob | None = None
         self._cancelled: set[tuple[str, int]] = set()
         self._lock = threading.Lock()
-        #: Ends what an interrupted make() has started, given when it began; where the process is a slot's.
-        self.end_processes_since: Callable[[float], None] = lambda _since: None
+        self._began = 0.0
+        #: Ends what make() has started in the last seconds, and left; where the process is a slot's.
+        self.end_processes_of: Callable[[float], None] = lambda _seconds: None
 
     @contextmanager
     def running(self, job: Job, table: int) -> Iterator[CurrentJob]:
@@ -147,7 +148,7 @@ class SlotState:
         with self._lock:
             current._cancelled = (job.key_hash, job.claim) in self._cancelled
             self._current = _here.job = current
-        self._began = time.time()
+        self._began = time.monotonic()
         self._memory.write(Started(time.monotonic(), job.claim, job.key_hash, table))
         try:
             yield current
@@ -181,7 +182,7 @@ class SlotState:
     def has_yielded(self) -> None:
         """make() was interrupted and is over, and so is what it has started."""
         self._memory.write_yielded()
-        self.end_processes_since(self._began)
+        self.end_processes_of(time.monotonic() - self._began)
 
     def ask(self, request: Request) -> None:
         """Something is asked of a job. Called from another thread."""

@@ -181,7 +181,8 @@ class Executor:
             except LeaseLost:
                 raise
             except Exception as problem:
-                logger.warning("The end of %s %s cannot be recorded yet: %s", self._name, job.key, describe(problem))
+                if not tried:
+                    logger.warning("The end of %s %s is not recorded yet: %s", self._name, job.key, describe(problem))
                 # Where the server has gone away, it was waited for already; but less text may be all that it takes.
                 gone = bool(tried) and self._is_away(problem)
                 if gone or stop.requested is not None or tried == _RECORDING_TRIES - 1:

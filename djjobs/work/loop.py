@@ -21,8 +21,8 @@ from ..queue.table_queue import TableQueue
 from ..telemetry import emit
 from .budget import Budget, Pace
 from .current_job import SlotState
-from .execute import Executor
-from .outcome import Outcome, tell_of, tell_of_given_back
+from .execute import Executor, Unrecorded
+from .outcome import Outcome, describe, tell_of, tell_of_given_back
 
 __all__ = ["Limits", "Loop", "Source", "WhenEmpty", "databases_of"]
 
@@ -186,11 +186,12 @@ class Loop:
                 self.stop.check()
                 self._run(source, jobs.pop(0), jobs)
                 self._events.act(more_jobs=bool(jobs))
-        finally:
-            # If this raises, or the job that was run is not settled, the slot ends with claims, and says so.
-            self._give_back(source, jobs)
-            if source.state.is_settled:
-                self._holds_nothing(source)
+        except BaseException:
+            # What was raised tells more than that the rest could not be given back.
+            with contextlib.suppress(Unrecorded):
+                self._give_back(source, jobs)
+            raise
+        self._give_back(source, jobs)
         return True
 
     def _claim(self, source: Source) -> list[Job]:
@@ -230,10 +231,18 @@ class Loop:
         source.executor.runs.job_over(job, rest, self.stop)
 
     def _give_back(self, source: Source, jobs: list[Job]) -> None:
-        if jobs and source.executor.finisher.give_back(jobs):
-            tell_of_given_back(source.jobs.name, jobs)
-        # Not before: where it fails, the supervisor gives them back.
+        """What was not begun goes back. Where it does not, the slot ends with claims, and its memory says so."""
+        try:
+            if jobs and source.executor.finisher.give_back(jobs):
+                tell_of_given_back(source.jobs.name, jobs)
+        except Exception as error:
+            keys = ", ".join(str(job.key) for job in jobs[:3])
+            words = f"Jobs of {source.jobs.name} could not be given back ({keys}): {describe(error)}"
+            raise Unrecorded(words) from error
+        # Not before: who gives back what a slot has left puts back this, too.
         self._budget.put_back(len(jobs))
+        if source.state.is_settled:
+            self._holds_nothing(source)
 
 
 def databases_of(tables: Sequence[TableQueue]) -> list[Database]:

@@ -44,6 +44,8 @@ class MonitorProcess:
     If the monitor is killed, another one is started in its place.
     """
 
+    number = 0
+
     def __init__(self, claimant: Claimant, jobs: TableQueue) -> None:
         self.memory = SharedMemory()
         self._claimant, self._jobs = claimant, jobs
@@ -84,7 +86,20 @@ class MonitorProcess:
             self._has_ended = True
         if self._child is not None:
             self._child.end()
-            Monitor(self._claimant, [self._jobs], 1, self._jobs.queue.db).sign_off()
+            monitor = Monitor(self._claimant, [self._jobs], 1, self._jobs.queue.db)
+            if self.memory.may_hold:
+                with contextlib.suppress(Exception):
+                    monitor.slot_died(self, f"the populate of process {os.getpid()} ended without recording it.")
+            monitor.sign_off()
+
+    def ask(self, request: Request) -> None:
+        """Nothing runs any more when this process settles what it has left itself."""
+
+    def kill(self) -> None:
+        """Nor is there anything to kill."""
+
+    def measure(self) -> None:
+        """Nor to measure."""
 
     def _hear(self, child: _Child) -> None:
         with contextlib.suppress(EOFError, OSError):

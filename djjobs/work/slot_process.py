@@ -32,7 +32,7 @@ logger = logging.getLogger("djjobs")
 
 #: How long what an interrupted make() has started may take to end when it is asked to.
 _PATIENCE = 2.0
-#: A clock of the kernel's tells when a process was started, to a hundredth of a second.
+#: When a process was started is told to a hundredth of a second.
 _CLOCK_TICK = 0.02
 
 
@@ -64,7 +64,7 @@ class SlotChannel:
 
     def listen(self, state: SlotState) -> None:
         """Let requests about jobs arrive there, and leave it to the supervisor when to stop."""
-        state.end_processes_since = _end_processes_since
+        state.end_processes_of = _end_processes_of
         state.stop.ask_about = self._note_signal
         self._state = state
         if self._is_told_to_end:
@@ -216,11 +216,12 @@ def _die_with(supervisor: int) -> None:
             os._exit(1)
 
 
-def _end_processes_since(began: float) -> None:
-    """End the processes that make() has started since then and left, but those that it has detached.
+def _end_processes_of(seconds: float) -> None:
+    """End the processes that make() has started in the last so many seconds and left, but those that it has detached.
 
     They are found by their group, for one whose parent has ended is no child of this process any more.
     """
+    began = _now() - seconds - _CLOCK_TICK
     left = [process for process in psutil.process_iter(["create_time"]) if _is_left(process, began)]
     for number in (signal.SIGTERM, signal.SIGKILL):
         for process in left:
@@ -234,4 +235,10 @@ def _is_left(process: psutil.Process, began: float) -> bool:
         is_ours = process.pid != os.getpid() and os.getpgid(process.pid) == os.getpgrp()
     except OSError:
         return False
-    return is_ours and process.info["create_time"] >= began - _CLOCK_TICK
+    return is_ours and process.info["create_time"] >= began
+
+
+def _now() -> float:
+    """The time by the clock that tells when a process was started. On Linux it is not the clock on the wall."""
+    since_boot = getattr(time, "CLOCK_BOOTTIME", None)
+    return time.time() if since_boot is None else psutil.boot_time() + time.clock_gettime(since_boot)
