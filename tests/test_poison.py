@@ -244,6 +244,25 @@ def test_of_a_fork_inside_make_only_the_parent_goes_on(start: Any, log: CallLog,
     wait_for(lambda: all(has_ended(twin) for twin in twins))
 
 
+@pytest.mark.parametrize("processes", [1, 2])
+def test_a_twin_cannot_speak_on_the_connection_of_its_make(start: Any, log: CallLog, processes: int) -> None:
+    """Else one of both would wait for ever for an answer that the other has read."""
+
+    def make(self: Any, key: dict[str, Any]) -> None:
+        pid = os.fork()
+        for _ in range(20):
+            self.connection.query("SELECT 1").fetchone()
+        log.record(pid)
+        insert_square(self, key)
+
+    Square = start(4, make)
+    with within(40):
+        result = Square.populate(reserve_jobs=True, processes=processes)
+    assert result == {"success_count": 4, "error_list": []}
+    assert made(Square()) == [1, 2, 3, 4]
+    assert 0 not in log.numbers(), "no twin got so far"
+
+
 def test_a_twin_that_never_comes_back_does_not_outlive_its_worker(start: Any, log: CallLog) -> None:
     def make(self: Any, key: dict[str, Any]) -> None:
         pid = os.fork()

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import socket
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any, TypeVar
 
 from ..errors import DjJobsError
@@ -81,6 +83,8 @@ def keep_with(connection: Any, name: str, value: T) -> T:
 _ENDS_OF_TRANSACTION = "start_transaction", "commit_transaction"
 
 _after_rollback: list[Callable[[Any], None]] = []
+#: The connections on which a make() runs now.
+_used_by_make: list[Any] = []
 
 
 def has_transaction(connection: Any) -> bool:
@@ -146,10 +150,12 @@ class MakeTransaction:
     def in_make(self) -> Iterator[None]:
         """A stretch in which make() itself runs."""
         self._in_make, self._is_datajoints = True, has_transaction(self._connection)
+        _used_by_make.append(self._connection)
         try:
             yield
         finally:
             self._in_make = False
+            _used_by_make.remove(self._connection)
 
     def _begin(self) -> None:
         if self._in_make and self._is_datajoints:
@@ -171,3 +177,21 @@ class MakeTransaction:
             f"make() of {self._label} called {call}. make() runs inside a transaction, which is committed together "
             "with the end of its job when make() returns. Remove the call."
         )
+
+
+def _cut_off_copies() -> None:
+    """Called in a process that make() has forked: it cannot speak on the connection of its parent.
+
+    Both would read each other's answers, and the parent would wait for ever for one that the other has read.
+    """
+    for connection in _used_by_make:
+        with suppress(Exception):  # it is closed already
+            driver = driver_of(connection)
+            number = (driver if hasattr(driver, "fileno") else driver._sock).fileno()
+            closed, other_end = socket.socketpair()
+            other_end.close()
+            os.dup2(closed.fileno(), number)
+            closed.close()
+
+
+os.register_at_fork(after_in_child=_cut_off_copies)
