@@ -61,6 +61,7 @@ TABLE = {
     "test_examples.py": Row(GENERATIONS, 25, "DataJoint's types; notebooks and examples have no SQL of their own"),
     "test_finds_work.py": Row(DIALECTS, 22, "when populate looks again; the statement itself is in test_schedule.py"),
     "test_jobs_view.py": Row(EVERYWHERE, 3, "queries on the columns of the queue, JSON among them"),
+    "test_judging.py": Row(ENGINES, 80, "locks, read-only spells, stalls and clocks of the servers"),
     "test_keyed_jobs.py": Row(EVERYWHERE, 8, "JSON and types of keys, as each engine has them"),
     "test_keys.py": Row(EVERYWHERE, 12, "JSON and types of keys, as each engine has them"),
     "test_leases.py": Row(DIALECTS, 60, "statements of heartbeats and recovery; connections that are cut"),

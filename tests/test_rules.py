@@ -602,7 +602,7 @@ class Rules(RuleBasedStateMachine):
         """Somebody saw so long ago that a worker had sent the heartbeat that it has sent last."""
         signs, sightings = judge._signs(queue, [self.Square.table_name]), judge.Sightings(queue)
         seen = sightings.load()
-        seen[worker] = signs[worker].pulse if worker in signs else "", time.monotonic() - seconds
+        seen[worker] = signs[worker].heartbeat if worker in signs else "", time.monotonic() - seconds
         sightings.save(seen, signs)
 
     # -- workers and their leases -------------------------------------------------------------------------------

@@ -35,7 +35,7 @@ class Sign:
 
     Attributes
     ----------
-    pulse : str
+    heartbeat : str
         It is another one after each heartbeat. Empty if the worker has no row.
     beats : int
         How many heartbeats it has sent.
@@ -47,7 +47,7 @@ class Sign:
         Whether somebody has found out already that the worker is dead.
     """
 
-    pulse: str
+    heartbeat: str
     beats: int
     lease: float
     holds: bool = True
@@ -67,14 +67,14 @@ def _signs(queue: Queue, tables: Sequence[str]) -> Signs:
     workers = queue.engine.workers
     holders = {holder for (holder,) in queue.execute(workers.holders, tables=tuple(tables)).fetchall()}
     signs = {
-        worker_id: Sign(_pulse(beats, heard), beats, lease, worker_id in holders, state == "dead")
+        worker_id: Sign(_heartbeat(beats, heard), beats, lease, worker_id in holders, state == "dead")
         for worker_id, beats, heard, lease, state in queue.execute(workers.signs_of_life).fetchall()
     }
     missing = {worker_id: Sign("", 0, settings.lease) for worker_id in holders - signs.keys()}
     return {**signs, **missing}
 
 
-def _pulse(beats: int, heard: object) -> str:
+def _heartbeat(beats: int, heard: object) -> str:
     # The number alone would do, but for a worker whose row was removed and that has entered itself anew.
     return f"{beats} {heard}"
 
@@ -82,28 +82,28 @@ def _pulse(beats: int, heard: object) -> str:
 def is_still_silent(queue: Queue, worker_id: str, sign: Sign) -> bool:
     """Whether a worker has not been heard since this sign of life; a worker that is gone from the list has not."""
     row = queue.execute(queue.engine.workers.sign_of_life, worker=worker_id).fetchone()
-    return row is None or _pulse(*row) == sign.pulse
+    return row is None or _heartbeat(*row) == sign.heartbeat
 
 
 def _not_locked(queue: Queue, signs: Signs) -> Signs:
     """Those whose rows nobody keeps locked. A worker whose row is locked cannot send a heartbeat."""
-    listed = tuple(worker_id for worker_id, sign in signs.items() if sign.pulse)
+    listed = tuple(worker_id for worker_id, sign in signs.items() if sign.heartbeat)
     free = {id_ for (id_,) in queue.execute(queue.engine.workers.unlocked, workers=listed).fetchall()} if listed else ()
-    return {worker_id: sign for worker_id, sign in signs.items() if worker_id in free or not sign.pulse}
+    return {worker_id: sign for worker_id, sign in signs.items() if worker_id in free or not sign.heartbeat}
 
 
 class _Observations(dict[str, tuple[str, float]]):
-    """The pulse of each worker, and since when it has been the same by the clock of this machine."""
+    """The heartbeat of each worker, and since when it has been the same by the clock of this machine."""
 
     def take_in(self, signs: Mapping[str, Sign], answered: float) -> None:
-        """Begin anew with those whose pulse has changed."""
+        """Begin anew with those whose heartbeat has changed."""
         for worker_id, sign in signs.items():
-            if worker_id not in self or self[worker_id][0] != sign.pulse:
-                self[worker_id] = sign.pulse, answered
+            if worker_id not in self or self[worker_id][0] != sign.heartbeat:
+                self[worker_id] = sign.heartbeat, answered
 
-    def silent(self, signs: Mapping[str, Sign], asked: float) -> Signs:
-        """Those whose pulse has been the same for their lease."""
-        return {id_: sign for id_, sign in signs.items() if asked - self[id_][1] >= sign.lease}
+    def silent(self, signs: Mapping[str, Sign], asked: float, share: float = 1.0) -> Signs:
+        """Those whose heartbeat has been the same for their lease, or for a share of it."""
+        return {id_: sign for id_, sign in signs.items() if asked - self[id_][1] >= share * sign.lease}
 
 
 class Judge:
@@ -139,11 +139,14 @@ class Judge:
         self._seen.take_in(self._signs, answered)
         for gone in self._seen.keys() - self._signs.keys():
             del self._seen[gone]
-        silent = {worker_id: sign for worker_id, sign in self._seen.silent(self._signs, asked).items() if sign.matters}
-        dead = _not_locked(self._queue, silent)
-        for locked in silent.keys() - dead.keys():
-            del self._seen[locked]
-        return dead
+        self._begin_anew_with_locked(asked)
+        return {id_: sign for id_, sign in self._seen.silent(self._signs, asked).items() if sign.matters}
+
+    def _begin_anew_with_locked(self, asked: float) -> None:
+        """A worker whose row somebody keeps locked cannot send a heartbeat. That time does not count."""
+        quiet = {id_: sign for id_, sign in self._seen.silent(self._signs, asked, share=0.25).items() if sign.matters}
+        for locked in quiet.keys() - _not_locked(self._queue, quiet).keys():
+            self._seen[locked] = quiet[locked].heartbeat, time.monotonic()
 
     def due(self) -> float:
         """When the next heartbeat and the next look have to follow, at the latest.
@@ -172,7 +175,7 @@ class Sightings:
     def load(self) -> _Observations:
         row = self._queue.execute(self._statements.sightings, boot=this_boot()).fetchone()
         seen = json.loads(row[0]) if row and isinstance(row[0], str) else (row and row[0]) or {}
-        return _Observations({worker_id: (pulse, since) for worker_id, (pulse, since) in seen.items()})
+        return _Observations({worker_id: (heartbeat, since) for worker_id, (heartbeat, since) in seen.items()})
 
     def save(self, seen: _Observations, present: Mapping[str, Sign]) -> None:
         """Leave it to those who come later; what concerns workers that are long gone is left out."""
@@ -214,7 +217,9 @@ def _silent_after_a_pause(
         asked = time.monotonic()
         queue.execute(queue.engine.workers.try_to_write)
         signs = _signs(queue, tables)
-        suspects = {id_: sign for id_, sign in suspects.items() if id_ in signs and signs[id_].pulse == sign.pulse}
+        suspects = {
+            id_: sign for id_, sign in suspects.items() if id_ in signs and signs[id_].heartbeat == sign.heartbeat
+        }
         # If this took long, the server has stalled, and the pause does not count.
         if time.monotonic() - asked < pause or not suspects:
             return suspects

@@ -140,10 +140,10 @@ def lose(table: Any, numbers: Iterable[int], silent_for: float = 2.5, lease: flo
 
 def note_sighting(table: Any, worker: str, silent_for: float) -> None:
     """Somebody of this machine has seen so long ago that the worker had sent the heartbeat that it has sent last."""
-    queue = Queue.of(table.Number.connection, table.database)
+    queue = Queue.of(table().connection, table.database)
     signs, sightings = judge._signs(queue, [table.table_name]), judge.Sightings(queue)
     seen = sightings.load()
-    seen[worker] = signs[worker].pulse, time.monotonic() - silent_for
+    seen[worker] = signs[worker].heartbeat, time.monotonic() - silent_for
     sightings.save(seen, signs)
 
 
