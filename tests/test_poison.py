@@ -116,6 +116,34 @@ def raises(error: BaseException) -> None:
     raise error
 
 
+def test_whatever_a_hook_raises_is_its_error_and_is_not_tried_for_ever(start: Any, log: CallLog) -> None:
+    def finish_run(self: Any, run: Any) -> None:
+        log.record(0)
+        raise asyncio.CancelledError("gone")
+
+    Square = start(2, finish_run=finish_run)
+    run = Square.schedule_jobs()
+    assert drain(Square) == 0
+    assert made(Square()) == [1, 2]
+    assert 1 <= len(log.lines()) <= 3
+    assert run.error == "CancelledError: gone"
+
+
+def test_an_on_cancel_that_raises_anything_ends_no_worker(start: Any, log: CallLog) -> None:
+    def act(self: Any, key: dict[str, Any]) -> None:
+        raise djjobs.JobCancelled("by itself")
+
+    def on_cancel(self: Any, key: dict[str, Any]) -> None:
+        log.record(key["n"])
+        raise asyncio.CancelledError("gone")
+
+    Square = start(3, poisoned(1, act), on_cancel=on_cancel)
+    assert drain(Square) == 0
+    assert log.numbers() == [1]
+    assert made(Square()) == [2, 3]
+    assert statuses(Square) == {1: "cancelled"}
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT], ids=["SIGTERM", "SIGINT"])
 def test_a_make_that_signals_its_own_process_is_an_error_and_populate_returns(
     start: Any, log: CallLog, number: int

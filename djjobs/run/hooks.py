@@ -231,7 +231,7 @@ class _Finishing:
                 returned = self._hooks._table.finish_run(run)
             results = _as_json(returned, self._what)
         except BaseException as error:
-            if self._stop.requested is not None or not isinstance(error, (Exception, SystemExit)):
+            if self._stop.requested is not None:
                 self._give_back()
                 self._stop.check()
                 raise

@@ -229,7 +229,7 @@ def clean_up_after(table: Any, key: dict[str, Any]) -> None:
     process = os.getpid()
     try:
         table.on_cancel(key)
-    except Exception:
+    except BaseException:
         logger.exception("on_cancel of %s failed for %s", type(table).__name__, key)
     finally:
         if os.getpid() != process:
