@@ -15,7 +15,7 @@ import datajoint as dj
 from .dj.compat import AccessError, datajoint_api
 from .queue.database import connected
 from .queue.queue import Queue, version_of
-from .queue.tables import JobControl, Jobs, Runs, Workers
+from .queue.tables import JobControl, Jobs, Runs, Sightings, Workers
 from .recurring.rows import Timetable
 from .settings import settings
 from .sql import engine_for
@@ -247,7 +247,7 @@ def _schedules(connection: Any, database: str) -> Iterator[Finding]:
 def _rights(server: _Server, database: str, targets: list[Any]) -> Iterator[Finding]:
     """Whether the user may use the queue and write results; and make the queue, if that is still to be done."""
     connection, subject = server.connection, f"rights in {database}"
-    queue = [kind(connection, database) for kind in (Jobs, JobControl, Workers, Runs)]
+    queue = [kind(connection, database) for kind in (Jobs, JobControl, Workers, Sightings, Runs)]
     declared = [table for table in queue if table.is_declared]
     missing = {table.table_name: server.lacks(table.full_table_name, WRITING) for table in declared}
     if len(declared) < len(queue):

@@ -62,6 +62,12 @@ TABLE = {
     "test_finds_work.py": Row(DIALECTS, 22, "when populate looks again; the statement itself is in test_schedule.py"),
     "test_jobs_view.py": Row(EVERYWHERE, 3, "queries on the columns of the queue, JSON among them"),
     "test_judging.py": Row(ENGINES, 80, "locks, read-only spells, stalls and clocks of the servers"),
+    "test_judging.py::test_workers_that_judge_each_other_keep_their_jobs_when_nobody_can_write": Row(
+        SERVERS, 0, "how a server can be kept from writing"
+    ),
+    "test_judging.py::test_who_comes_by_once_takes_nobody_for_dead_who_could_not_be_heard": Row(
+        SERVERS, 0, "how a server can be kept from writing"
+    ),
     "test_keyed_jobs.py": Row(EVERYWHERE, 8, "JSON and types of keys, as each engine has them"),
     "test_keys.py": Row(EVERYWHERE, 12, "JSON and types of keys, as each engine has them"),
     "test_leases.py": Row(DIALECTS, 60, "statements of heartbeats and recovery; connections that are cut"),

@@ -159,7 +159,7 @@ FAULTS = ("write_lock", "read_only", "stall", "away")
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-def test_workers_that_judge_each_other_keep_their_jobs_when_nobody_could_write_for_longer_than_a_lease(
+def test_workers_that_judge_each_other_keep_their_jobs_when_nobody_can_write(
     trouble: Trouble, log: CallLog, gate: Gate, fault: str
 ) -> None:
     with trouble.at_work(2, log, gate) as children:

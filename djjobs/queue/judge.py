@@ -106,6 +106,14 @@ class _Observations(dict[str, tuple[str, float]]):
         return {id_: sign for id_, sign in signs.items() if asked - self[id_][1] >= share * sign.lease}
 
 
+def _longest_gap(lease: float) -> float:
+    """How long a judge may have sent no heartbeat, if the time is to count for a worker with this lease.
+
+    A monitor looks at the clock every half second, so for very short leases half of them would be too little.
+    """
+    return max(lease / 2, min(1.0, 0.9 * lease))
+
+
 class Judge:
     """Finds dead workers of one schema, for a process that sends heartbeats itself.
 
@@ -128,7 +136,7 @@ class Judge:
         now = time.monotonic()
         gap, self._heard = now - self._heard, now
         for worker_id, sign in self._signs.items():
-            if gap > sign.lease / 2:
+            if gap > _longest_gap(sign.lease):
                 self._seen.pop(worker_id, None)
 
     def find_dead(self) -> Signs:

@@ -19,7 +19,7 @@ from pathlib import Path
 #: Where SQL is, and where the code is that uses it.
 SQL = ("djjobs/sql/*.py",)
 PYTHON = (
-    *(f"djjobs/queue/{name}.py" for name in ("claim", "finish", "leases", "cleanup", "enqueue", "cancel")),
+    *(f"djjobs/queue/{name}.py" for name in ("claim", "finish", "judge", "leases", "cleanup", "enqueue", "cancel")),
     "djjobs/run/hooks.py",
     "djjobs/recurring/rows.py",
 )
@@ -27,7 +27,7 @@ PYTHON = (
 NAMED = (
     ("begin_scheduling", "drop: (last_scheduled"),
     ("delete_orphans", "drop: timestamp <= %(seen)s"),
-    ("recover.dead", "return True"),
+    ("is_still_silent", "return True"),
     ("_claim_once", "drop: queue.change("),
 )
 
