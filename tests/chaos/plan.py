@@ -33,7 +33,7 @@ LONG_RUN = 60.0
 #: All kinds. Poison is in the queue, and happens to who takes it.
 KINDS = (*WEIGHTS, *OUTAGES, *SPELLS, *JUMPS, "poison")
 #: These need a server that answers, or one that nothing else happens to. They wait until a spell is over.
-NEED_THE_SERVER = {*OUTAGES, *SPELLS, "cut connections", "cut all connections"}
+NEED_THE_SERVER = {*OUTAGES, *SPELLS, *JUMPS, "cut connections", "cut all connections"}
 
 
 @dataclass(frozen=True)

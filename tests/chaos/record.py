@@ -104,6 +104,10 @@ class Record:
         """Whether the server is not to be asked anything now."""
         return any(spell.until == math.inf for spell in self.spells)
 
+    @property
+    def clock_is_off(self) -> bool:
+        return self.offsets[-1][1] != 0
+
     def since(self, when: float, until: float) -> float:
         """From when on something could be done about what happened `when`: not before all were heard of again."""
         over = [min(spell.until, until) for spell in self.spells if spell.since <= until]
