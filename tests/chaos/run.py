@@ -248,10 +248,10 @@ class _Run:
             if worker.state != "leaving" and was_at_work:
                 fault = spell.kind if spell else "a cut connection"
                 record.complain(f"a {worker.kind} did not survive {fault!r}: {_last_words(end)}")
-            record.hit([worker.pid, *worker.last_children], "ended while the server was away")
+            record.hit([worker.pid, *sorted(worker.all_children)], "ended while the server was away")
         elif worker.state != "leaving":
             record.complain(f"a {worker.kind} ended by itself with {end.code}: {_last_words(end)}")
-            record.hit([worker.pid, *worker.last_children], "ended by itself")
+            record.hit([worker.pid, *sorted(worker.all_children)], "ended by itself")
         else:
             record.left[worker.pid] = end.when
             # A worker of which jobs have failed says so by its exit code, too; here only poison does.

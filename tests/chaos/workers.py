@@ -33,15 +33,15 @@ class Worker:
     #: "up", "stopped" by SIGSTOP, "leaving" after SIGTERM, or "killed"
     state: str = "up"
     told_to_leave: float = 0.0
-    #: Those it had when somebody looked last.
-    last_children: list[int] = field(default_factory=list)
+    #: All that it ever had: a slot that ended before its worker may have left a claim, too.
+    all_children: set[int] = field(default_factory=set)
 
     def children(self) -> list[int]:
         """Its slots or its monitor."""
         with contextlib.suppress(OSError):
-            children = Path(f"/proc/{self.pid}/task/{self.pid}/children").read_text().split()
-            self.last_children = [int(pid) for pid in children] or self.last_children
-            return [int(pid) for pid in children]
+            children = [int(pid) for pid in Path(f"/proc/{self.pid}/task/{self.pid}/children").read_text().split()]
+            self.all_children.update(children)
+            return children
         return []
 
     def signal(self, number: int, pids: list[int] | None = None) -> None:
