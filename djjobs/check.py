@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import re
+import shlex
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -15,7 +16,7 @@ import datajoint as dj
 from .dj.compat import AccessError, datajoint_api
 from .queue.database import connected
 from .queue.queue import Queue, version_of
-from .queue.tables import JobControl, Jobs, Runs, Workers
+from .queue.tables import JobControl, Jobs, Runs, Sightings, Workers
 from .recurring.rows import Timetable
 from .settings import settings
 from .sql import engine_for
@@ -235,19 +236,21 @@ def _schedules(connection: Any, database: str) -> Iterator[Finding]:
     awake = [schedule for schedule in timetable.everything() if schedule.enabled]
     if not awake:
         return
-    leader = timetable.living_leader()
-    if leader is None:
-        targets = " ".join(sorted({schedule.target.partition(":")[0] for schedule in awake}))
+    leaders = timetable.living_leaders({schedule.target for schedule in awake})
+    alone = [schedule for schedule in awake if schedule.target not in leaders]
+    if alone:
+        targets = shlex.join(sorted({schedule.target.partition(":")[0] for schedule in alone}))
         remedy = f"Type: djjobs scheduler {targets} (or give a worker the option --with-scheduler)"
-        yield Finding("warning", subject, f"Nobody fires them: {len(awake)} wait, and no scheduler runs.", remedy)
+        yield Finding("warning", subject, f"Nobody fires {len(alone)} of {len(awake)}: no scheduler runs.", remedy)
     else:
-        yield Finding("ok", subject, f"{len(awake)}, fired by {leader.where}.")
+        where = ", ".join(sorted({leader.where for leader in leaders.values()}))
+        yield Finding("ok", subject, f"{len(awake)}, fired by {where}.")
 
 
 def _rights(server: _Server, database: str, targets: list[Any]) -> Iterator[Finding]:
     """Whether the user may use the queue and write results; and make the queue, if that is still to be done."""
     connection, subject = server.connection, f"rights in {database}"
-    queue = [kind(connection, database) for kind in (Jobs, JobControl, Workers, Runs)]
+    queue = [kind(connection, database) for kind in (Jobs, JobControl, Workers, Sightings, Runs)]
     declared = [table for table in queue if table.is_declared]
     missing = {table.table_name: server.lacks(table.full_table_name, WRITING) for table in declared}
     if len(declared) < len(queue):

@@ -14,9 +14,9 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from types import FrameType, TracebackType
-from typing import Any
+from typing import Any, Protocol
 
 __all__ = ["Stop", "start_thread"]
 
@@ -24,6 +24,26 @@ __all__ = ["Stop", "start_thread"]
 _INTERRUPT = signal.SIGURG
 _STOPS = (signal.SIGTERM, signal.SIGINT)
 _OURS = (*_STOPS, _INTERRUPT)
+#: How long a statement may still take after somebody asked for a stop: inside make(), and elsewhere.
+_IN_MAKE, _ELSEWHERE = 1.5, 3.0
+#: How often that is looked at.
+_GLANCE = 0.25
+
+
+class Line(Protocol):
+    """A connection to a server that may not answer. These are called from another thread, but for `pick_up`."""
+
+    def stay(self) -> None:
+        """Let nobody connect again by itself, after what is raised now has broken the connection."""
+
+    def cut(self) -> None:
+        """End the statement that runs now."""
+
+    def hang_up(self) -> None:
+        """End it, and ask nothing of the server any more."""
+
+    def pick_up(self) -> None:
+        """The server may be asked again."""
 
 
 class Stop:
@@ -39,13 +59,30 @@ class Stop:
         run before that. Called from another thread. Defaults to none.
     signals : tuple of int
         Which signals ask for a stop. Defaults to SIGTERM and SIGINT.
+    line : Line, optional
+        The connection that statements wait on. If the server does not answer, no statement is waited for longer than
+        for some seconds after a stop. Defaults to none.
     """
 
-    def __init__(self, interrupt: Callable[[], None] | None = None, signals: tuple[int, ...] = _STOPS) -> None:
+    def __init__(
+        self,
+        interrupt: Callable[[], None] | None = None,
+        signals: tuple[int, ...] = _STOPS,
+        line: Line | None = None,
+    ) -> None:
         self._signals = (*signals, _INTERRUPT)
         self.requested: int | None = None
         self.interrupted_by: type[Exception] | None = None
+        #: Called with a signal that may be no stop, because somebody else says when to stop. Defaults to none.
+        self.ask_about: Callable[[int], None] | None = None
         self._interruptible = False
+        self._pid = os.getpid()
+        self._line = line
+        #: Since when a signal waits to be acted upon, and since when it does so outside make().
+        self._pressed: float | None = None
+        self._outside = time.monotonic()
+        self._cut_at = 0.0
+        self._stops = False
         self._thread = threading.get_ident()
         self._interrupt = interrupt
         self._previous: dict[int, Any] = {}
@@ -55,15 +92,43 @@ class Stop:
     def __enter__(self) -> Stop:
         global _active
         if threading.current_thread() is threading.main_thread():
-            if self._interrupt is not None:
-                self._alarm = _Alarm(self._ring)
+            if self._interrupt is not None or self._line is not None:
+                self._alarm = _Alarm(self._ring, self._press)
             self._previous = {number: signal.signal(number, self._handle) for number in self._signals}
             self._outer, _active = _active, self
+            if self._outer is not None:
+                # One that came just before.
+                self.requested = self._outer.requested
         return self
 
-    def _ring(self, number: int) -> None:
-        if number in self._signals and self._interruptible and self._interrupt is not None:
-            self._interrupt()
+    def _ring(self, number: int) -> bool:
+        """A signal has come; whether to see that it is acted upon. Called in the thread of the alarm."""
+        if number not in self._signals or (number != _INTERRUPT and self.ask_about is not None):
+            return False
+        self._pressed = self._pressed or time.monotonic()
+        # The handler that notes it may have to wait for the driver.
+        self._stops = self._stops or number != _INTERRUPT
+        if self._interruptible and self._interrupt is not None:
+            # In a thread of its own: it asks the server, which may not answer.
+            start_thread(self._interrupt)
+        return self._line is not None
+
+    def _press(self) -> bool:
+        """See that no statement keeps the main thread from acting on a signal; whether to look again."""
+        if _active is not self or self._pressed is None or self._line is None:
+            # Perhaps another Stop inside this one sees to it, and hands it over when it ends.
+            return self._pressed is not None
+        now = time.monotonic()
+        if self._interruptible:
+            # Again and again: what make() does after the first time may wait, too.
+            if now - max(self._pressed, self._cut_at) > _IN_MAKE:
+                self._cut_at = now
+                self._line.cut()
+        elif not self._stops:
+            self._pressed = None
+        elif now - max(self._pressed, self._outside) > _ELSEWHERE:
+            self._line.hang_up()
+        return self._pressed is not None
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -72,15 +137,19 @@ class Stop:
         if not self._previous:
             return
         self._restore_handlers()
+        if self._outer is not None:
+            self._outer._outside = time.monotonic()
         _active = self._outer
         if self._alarm is not None:
             self._alarm.close()
+        if self._line is not None and (self._outer is None or self._outer._line is not self._line):
+            self._line.pick_up()
         if self.requested is not None and not isinstance(error, (SystemExit, KeyboardInterrupt)):
             # It came when nobody looked any more.
             if self._outer is None:
                 self.check()
             else:
-                self._outer.requested = self.requested
+                self._outer.requested, self._outer._pressed, self._outer._stops = self.requested, self._pressed, True
 
     def _restore_handlers(self) -> None:
         for number, handler in self._previous.items():
@@ -88,6 +157,9 @@ class Stop:
             signal.signal(number, signal.SIG_DFL if handler is None else handler)
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
+        if number != _INTERRUPT and self.ask_about is not None:
+            self.ask_about(number)
+            return
         if number != _INTERRUPT:
             self.requested = number
         if not self._interruptible:
@@ -95,12 +167,20 @@ class Stop:
         if _fork.under_way:
             _fork.missed = True
         else:
+            if self._line is not None and (self.requested is not None or self.interrupted_by is not None):
+                self._line.stay()
             self._check_all()
 
     def _check_all(self) -> None:
         self.check()
         if self.interrupted_by is not None:
             raise self.interrupted_by("make() was interrupted.")
+
+    def request(self, number: int) -> None:
+        """Ask for a stop, as this signal does. Called from another thread."""
+        self.requested, self._stops = number, True
+        if self._previous:
+            signal.pthread_kill(threading.main_thread().ident or 0, _INTERRUPT)
 
     def interrupt_with(self, error: type[Exception]) -> None:
         """Raise this error in the stretch that may be interrupted. Called from another thread."""
@@ -116,10 +196,12 @@ class Stop:
         if self.interrupted_by is not None and not self._previous:
             _raise_in_thread(self._thread, None)
         self.interrupted_by = None
+        if not self._stops:
+            self._pressed = None
 
     def take(self) -> int | None:
         """The signal that asked for a stop, if one has; the next one will be news again."""
-        number, self.requested = self.requested, None
+        number, self.requested, self._pressed, self._stops = self.requested, None, None, False
         return number
 
     def check(self) -> None:
@@ -137,12 +219,25 @@ class Stop:
             self._check_all()
             yield
         finally:
-            self._interruptible = False
+            self._leave_interruptible()
+            self.end_copies()
+
+    def end_copies(self) -> None:
+        """End this process if it is a copy: make() has called os.fork(), and both processes come back from it.
+
+        Nothing here is the copy's own: not the connection, nor the pipes, nor the job.
+        """
+        if os.getpid() != self._pid:
+            os.write(2, b"A process that make() or a hook has forked came back from there; it ends here.\n")
+            os._exit(0)
 
     def end_interruptible(self) -> None:
         """From here on the stretch is not to be interrupted any more."""
         self._check_all()
-        self._interruptible = False
+        self._leave_interruptible()
+
+    def _leave_interruptible(self) -> None:
+        self._interruptible, self._outside = False, time.monotonic()
 
     def sleep(self, seconds: float) -> None:
         with self.interruptible():
@@ -224,22 +319,42 @@ def start_thread(target: Callable[..., None], *arguments: Any) -> threading.Thre
 
 
 class _Alarm:
-    """Hears of signals in a thread of its own, at once, while the main thread sits in a driver's C code."""
+    """Hears of signals in a thread of its own, at once, while the main thread sits in a driver's C code.
 
-    def __init__(self, ring: Callable[[int], None]) -> None:
+    Parameters
+    ----------
+    ring : callable
+        Called with each signal; whether it is to be looked after.
+    press : callable
+        Called again and again after that; whether to go on with it.
+    """
+
+    def __init__(self, ring: Callable[[int], bool], press: Callable[[], bool]) -> None:
         self._reader, self._writer = socket.socketpair()
         self._writer.setblocking(False)
         self._previous = signal.set_wakeup_fd(self._writer.fileno(), warn_on_full_buffer=False)
-        start_thread(self._listen, ring)
+        start_thread(self._listen, ring, press)
 
-    def _listen(self, ring: Callable[[int], None]) -> None:
+    def _listen(self, ring: Callable[[int], bool], press: Callable[[], bool]) -> None:
+        presses = False
         with self._reader:
-            while numbers := self._reader.recv(64):
+            while True:
+                self._reader.settimeout(_GLANCE if presses else None)
+                try:
+                    numbers = self._reader.recv(64)
+                except TimeoutError:
+                    presses = press()
+                    continue
+                if not numbers:
+                    return
                 if self._previous >= 0:
-                    os.write(self._previous, numbers)  # an event loop's, as in a notebook
-                for number in numbers:
-                    ring(number)
+                    with suppress(OSError):  # it may just be closed
+                        os.write(self._previous, numbers)  # an event loop's, as in a notebook
+                # All of them are told; a list, because `any` would stop at the first.
+                presses = any([ring(number) for number in numbers]) or presses
 
     def close(self) -> None:
-        signal.set_wakeup_fd(self._previous)
+        # Not to be written to any more: its number may soon belong to another file.
+        previous, self._previous = self._previous, -1
+        signal.set_wakeup_fd(previous)
         self._writer.close()

@@ -6,6 +6,7 @@ import logging
 from collections.abc import Callable
 from typing import Any
 
+from .printable import in_log, one_line
 from .telemetry import Event, subscribe
 
 __all__ = ["write_log_lines"]
@@ -17,7 +18,18 @@ _datajoint = logging.getLogger("datajoint")
 
 def write_log_lines() -> None:
     """Write a line into the log for every event, from now on."""
+    logger.addFilter(_make_printable)
     subscribe(_write, direct=True, when=_is_written)
+
+
+def _make_printable(record: logging.LogRecord) -> bool:
+    """Whoever writes to our logger, and whoever shows what it writes: no control character gets through."""
+    record.msg, record.args = in_log(record.getMessage()), None
+    if record.exc_info and not record.exc_text:
+        record.exc_text = logging.Formatter().formatException(record.exc_info)
+    if record.exc_text:
+        record.exc_text = in_log(f"\n{record.exc_text}").strip("\n")
+    return True
 
 
 def _is_written(name: str) -> bool:
@@ -32,7 +44,7 @@ def _write(event: Event) -> None:
     if logger.isEnabledFor(chosen):
         logger.log(chosen, "%s", words(event), extra=_extra(event))
     if event.name == "job failed" and event.details.get("suppressed"):
-        _datajoint.error("%s %s: %s", event.table, event.key, event.details["message"])
+        _datajoint.error("%s %s: %s", event.table, event.key, in_log(event.details["message"]))
 
 
 def _extra(event: Event) -> dict[str, Any]:
@@ -102,7 +114,7 @@ def _cleaned_up(event: Event) -> str:
 
 
 def _first_line(text: str) -> str:
-    return text.splitlines()[0] if text else ""
+    return one_line(text.split("\n", 1)[0].rstrip())
 
 
 def _detail(name: str) -> Callable[[Event], str]:

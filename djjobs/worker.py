@@ -12,7 +12,7 @@ from typing import Any
 from . import telemetry
 from .errors import DjJobsError
 from .interrupt import Stop
-from .queue.database import explained
+from .queue.database import Database, explained
 from .queue.identity import Claimant
 from .queue.keys import table_label
 from .queue.notifier import Notifier
@@ -62,25 +62,32 @@ def run_worker(tables: Sequence[type], options: WorkerOptions | None = None) -> 
         raise DjJobsError("There is nothing to work on: no table was given.")
     if "fork" not in mp.get_all_start_methods():
         raise DjJobsError("A worker needs a system that can fork. Call populate(reserve_jobs=True) instead.")
-    queues = [_queue_of(table(), options) for table in tables]
-    labels = ", ".join(jobs.label for jobs in queues)
-    with Stop() as stop:
+    with Stop(line=Database(tables[0]().connection)) as stop:
+        queues = [_queue_of(table(), options, stop) for table in tables]
+        labels = ", ".join(jobs.label for jobs in queues)
         with explained(queues[0].table.connection, labels, "work on"):
             worker = _Worker(queues, options)
-            worker.register()
+            worker.register(stop, patience=float("inf"))
         try:
             return worker.work(stop)
         finally:
             stop.take()
 
 
-def _queue_of(table: Any, options: WorkerOptions) -> TableQueue:
-    with explained(table.connection, table_label(table), "work on"):
+def _queue_of(table: Any, options: WorkerOptions, stop: Stop) -> TableQueue:
+    db = Database(table.connection)
+
+    def find() -> TableQueue:
         jobs = TableQueue.of(table, options.restrictions)
         # A bad restriction or order is to be found out here, not by every slot.
         jobs.insist_on_source()
         jobs.claims(options.order)
         return jobs
+
+    # The server may be read-only for a while.
+    patient = db.patient(float("inf"), unless=lambda: stop.requested is not None)
+    with explained(table.connection, table_label(table), "work on"), patient:
+        return db.retry(find)
 
 
 class _Worker(Supervisor):
@@ -175,10 +182,13 @@ class _Worker(Supervisor):
 
     def is_over(self) -> bool:
         """Whether all slots are idle, and the worker is not to wait any longer."""
-        if any(slot.busy for slot in self.pool.slots):
+        connected, until = self.connected, self._limits.deadline
+        if self._starts or self._unsettled or any(slot.busy for slot in connected):
             return False
-        until = self._limits.deadline
         late = until is not None and time.monotonic() > until
+        if not connected:
+            # Nobody can look whether there are jobs.
+            return late
         drained = self._options.drain and not self._idle.last.retries_wait
         if late or drained or self._is_retiring or self._options.once:
             return True

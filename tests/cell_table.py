@@ -61,6 +61,13 @@ TABLE = {
     "test_examples.py": Row(GENERATIONS, 25, "DataJoint's types; notebooks and examples have no SQL of their own"),
     "test_finds_work.py": Row(DIALECTS, 22, "when populate looks again; the statement itself is in test_schedule.py"),
     "test_jobs_view.py": Row(EVERYWHERE, 3, "queries on the columns of the queue, JSON among them"),
+    "test_judging.py": Row(ENGINES, 80, "locks, read-only spells, stalls and clocks of the servers"),
+    "test_judging.py::test_workers_that_judge_each_other_keep_their_jobs_when_nobody_can_write": Row(
+        SERVERS, 0, "how a server can be kept from writing"
+    ),
+    "test_judging.py::test_who_comes_by_once_takes_nobody_for_dead_who_could_not_be_heard": Row(
+        SERVERS, 0, "how a server can be kept from writing"
+    ),
     "test_keyed_jobs.py": Row(EVERYWHERE, 8, "JSON and types of keys, as each engine has them"),
     "test_keys.py": Row(EVERYWHERE, 12, "JSON and types of keys, as each engine has them"),
     "test_leases.py": Row(DIALECTS, 60, "statements of heartbeats and recovery; connections that are cut"),
@@ -68,6 +75,7 @@ TABLE = {
         GENERATIONS, 0, "processes and drivers"
     ),
     "test_migrate.py": Row(MYSQLS, 5, "DataJoint 0.14 has left its queue on these only"),
+    "test_poison.py": Row(GENERATIONS, 35, "make() inside the transactions of both DataJoints; drivers beside forks"),
     "test_policy.py": Row(ONCE, 3, "nothing: a policy is checked before a server is asked"),
     "test_populate.py": Row(ENGINES, 22, "make() inside the transactions of both DataJoints"),
     "test_processes.py": Row(GENERATIONS, 17, "drivers beside processes and signals"),
@@ -77,16 +85,23 @@ TABLE = {
     "test_races_runs.py": Row(ENGINES, 8, "two connections at one statement: locks are the engine's own"),
     "test_races_schedules.py": Row(ENGINES, 8, "two connections at one statement: locks are the engine's own"),
     "test_races_scheduling.py": Row(ENGINES, 8, "two connections at one statement: locks are the engine's own"),
+    "test_reconcile.py": Row(DIALECTS, 20, "the plan of the comparison; processes beside both drivers"),
+    "test_refusals.py": Row(ENGINES, 15, "what a server refuses for a time, and its locks by name"),
     "test_retention.py": Row(ENGINES, 2, "the statements that remove old jobs"),
     "test_retries.py": Row(ENGINES, 20, "faults of the server: deadlocks, lock waits, lost connections"),
     "test_rules.py": Row(ENGINES, 14, "all the statements of the queue, in any order"),
     "test_run_hooks.py": Row(DIALECTS, 45, "the statements of marks; who dies is the same everywhere"),
     "test_runs.py": Row(ENGINES, 12, "the statements and plans of runs"),
+    "test_safe_schedules.py": Row(DIALECTS, 25, "what columns can hold, and locks; who imports what is the same"),
+    "test_safe_texts.py": Row(GENERATIONS, 15, "DataJoint's previews, and what a command prints"),
     "test_schedule.py": Row(EVERYWHERE, 20, "the one statement that schedules, for every kind of key_source"),
     "test_scheduler.py": Row(DIALECTS, 50, "who leads is decided by a statement"),
     "test_schedules.py": Row(ENGINES, 10, "the rows and statements of schedules"),
+    "test_search_path.py": Row(ONCE, 10, "only PostgreSQL has a search_path"),
     "test_servers.py": Row(SERVERS, 12, "the servers that the tests start"),
     "test_signals.py": Row(GENERATIONS, 12, "drivers: psycopg2 puts signals off, pymysql does not"),
+    "test_slots_end.py": Row(DIALECTS, 30, "faults of the server while the end of a job is recorded"),
+    "test_stalls.py": Row(DIALECTS, 90, "drivers that wait for a server that does not answer"),
     "test_switching.py": Row(EVERYWHERE, 10, "the job tables of both DataJoints"),
     "test_telemetry.py": Row(
         GENERATIONS, 12, "what is told of a job does not come from the server, but its waiting time"

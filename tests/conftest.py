@@ -144,12 +144,22 @@ def schema(server: Any) -> Iterator[Any]:
 @pytest.fixture
 def private_server(server: Any) -> Iterator[Any]:
     """A second server, for this test alone. DataJoint stays connected to the first."""
+    with _another_server() as private:
+        yield private
+
+
+@pytest.fixture(scope="module")
+def clocked_server(server: Any) -> Iterator[Any]:
+    """A second server whose clock a test can turn, for a whole file. DataJoint stays connected to the first."""
+    with _another_server(own_clock=True) as private:
+        yield private
+
+
+def _another_server(**options: Any) -> Any:
     try:
-        private = servers.start(ENGINE)
+        return servers.start(ENGINE, **options)
     except servers.NoServer as missing:
         pytest.skip(f"needs a server of its own: {missing}")
-    with private:
-        yield private
 
 
 def configure(settings: dict[str, Any], patch: pytest.MonkeyPatch, home: Path) -> None:

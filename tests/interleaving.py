@@ -22,6 +22,7 @@ from djjobs.queue.claim import Claims
 from djjobs.queue.enqueue import insert_new
 from djjobs.queue.finish import Finisher, release_slot
 from djjobs.queue.identity import Claimant
+from djjobs.queue.judge import find_dead_at_once
 from djjobs.queue.keys import Keys
 from djjobs.queue.leases import Registration, recover
 from djjobs.queue.queue import Queue
@@ -62,7 +63,9 @@ def give_back_slot(table: Any, worker_id: str, slot: int = 0) -> int:
 
 def recover_all(table: Any, between: Callable[[], None]) -> int:
     """Put back the jobs of dead workers, with a pause after each; how many."""
-    return recover(queue_of(table), {table.table_name: finisher_of(table)}, between)
+    queue = queue_of(table)
+    dead = find_dead_at_once(queue, [table.table_name])
+    return recover(queue, {table.table_name: finisher_of(table)}, dead, between)
 
 
 def schedule_automatically(table: Any, *restrictions: Any) -> int:
@@ -153,9 +156,9 @@ def commit_without_answer(table: Any, statement: str) -> Iterator[None]:
 
 
 @contextmanager
-def another(table: Any, **members: Any) -> Iterator[Any]:
+def another(table: Any, connection: Any = None, **members: Any) -> Iterator[Any]:
     """The same Square for somebody else, over a connection of their own, who waits for locks two seconds at most."""
-    connection = another_connection()
+    connection = connection or another_connection()
     is_pg = is_postgresql(connection)
     connection.query("SET lock_timeout = '2s'" if is_pg else "SET innodb_lock_wait_timeout = 2")
     try:
@@ -228,7 +231,9 @@ class Beside:
             sql = f"SELECT 1 FROM pg_stat_activity WHERE pid = {self._number} AND wait_event_type = 'Lock'"
         else:
             sql = f"""SELECT 1 FROM information_schema.innodb_trx
-                      WHERE trx_mysql_thread_id = {self._number} AND trx_state = 'LOCK WAIT'"""
+                      WHERE trx_mysql_thread_id = {self._number} AND trx_state = 'LOCK WAIT'
+                      UNION SELECT 1 FROM information_schema.processlist
+                      WHERE id = {self._number} AND state LIKE 'Waiting for table%%'"""
         return bool(self._onlooker.query(sql).fetchall())
 
     def result(self) -> Any:

@@ -55,7 +55,7 @@ class Lab:
             self.schema.connection.connect()
 
     def retire_the_leader(self) -> None:
-        self.timetable.leader.update1({"role": "scheduler", "leader": "", "expires": self.timetable.now()})
+        self.timetable.leader.delete_quick()
 
     def fill(self, count: int) -> None:
         self.Task.insert([{"n": n} for n in range(count)])
@@ -96,13 +96,13 @@ class Lab:
 
     @property
     def leader(self) -> dict[str, Any]:
-        (row,) = rows_of(self.timetable.leader)
-        return row
+        """Of the leaders of all targets, the one that was heard of last."""
+        return max(rows_of(self.timetable.leader), key=lambda row: row["expires"], default={})
 
     def fire(self, *tables: Any) -> int:
         """Fire what is due, in this process, and return the exit code."""
         try:
-            return run_scheduler(tables or (self.Result,), once=True)
+            return run_scheduler(tables or (self.Result, self.Plot), once=True)
         finally:
             self.reconnect()
 

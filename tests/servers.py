@@ -14,9 +14,10 @@ import sys
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import get_mysql
+from clock_shim import Clock, NoCompiler
 
 from djjobs.demo.embedded import PostgresServer, PrivateServer
 
@@ -40,9 +41,33 @@ class NoServer(Exception):
     """This machine has no server of that kind. The message says how to get one."""
 
 
-def start(engine: str) -> PrivateServer:
-    """Start a private server; use it as a context manager, or call `stop`."""
-    return {"postgresql": _postgresql, "mysql": MySQLServer, "mariadb": MariaDBServer}[engine]()
+def start(engine: str, own_clock: bool = False) -> Any:
+    """Start a private server; use it as a context manager, or call `stop`.
+
+    Parameters
+    ----------
+    own_clock : bool
+        Whether the server's clock can be turned: `server.clock.jump(-300)`. Defaults to False.
+    """
+    kind = {"postgresql": PostgreSQLServer, "mysql": MySQLServer, "mariadb": MariaDBServer}[engine]
+    if not own_clock:
+        return kind()
+    try:
+        return _with_own_clock(kind)()
+    except NoCompiler as missing:
+        raise NoServer(str(missing)) from missing
+
+
+def _with_own_clock(kind: type[PrivateServer]) -> type[PrivateServer]:
+    class WithOwnClock(kind):  # type: ignore[misc, valid-type]
+        def _prepare(self) -> None:
+            self.clock = Clock(self.folder)
+            super()._prepare()
+
+        def _command(self) -> list[str]:
+            return [*self.clock.command, *super()._command()]
+
+    return WithOwnClock
 
 
 def obtain(engine: str) -> None:
@@ -52,6 +77,10 @@ def obtain(engine: str) -> None:
 
 class PostgreSQLServer(PostgresServer):
     """A private PostgreSQL. What is committed survives a crash of the server, though not of the machine."""
+
+    def _prepare(self) -> None:
+        _need_postgresql()
+        super()._prepare()
 
     def _command(self) -> list[str]:
         return [*super()._command(), "--fsync=off"]
@@ -128,11 +157,6 @@ class MariaDBServer(MySQLServer):
 
     def _command(self) -> list[str]:
         return self._serving()
-
-
-def _postgresql() -> PostgresServer:
-    _need_postgresql()
-    return PostgreSQLServer()
 
 
 def _need_postgresql() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import decimal
+import json
 import os
 import signal
 import time
@@ -9,6 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import psutil
 import pytest
 from helpers import has_ended, wait_for
@@ -574,11 +577,55 @@ def test_progress_of_slots_is_seen_by_others(start: Any, gate: Gate, log: CallLo
     assert job_counts(Square) == {}
 
 
-def test_a_note_that_is_too_long_is_refused_clearly(start: Any) -> None:
-    def make(self: Any, key: dict[str, Any]) -> None:
-        djjobs.current_job().progress(1, 2, "x" * 100_000)
+NOTES = {
+    "too long": "x" * 100_000,
+    "half characters": "\ud800" * 5_000,
+    "NUL": "a\0b\u0000",
+    "many scripts": "\u03b1\N{SNOWMAN}\N{GRINNING FACE}" * 1_000,
+    "no text": 7,
+}
 
-    with pytest.raises(djjobs.DjJobsError, match="note"):
+
+@pytest.mark.parametrize("note", NOTES.values(), ids=NOTES)
+def test_no_note_can_stop_a_progress_or_a_heartbeat(start: Any, gate: Gate, note: Any) -> None:
+    def make(self: Any, key: dict[str, Any]) -> None:
+        djjobs.current_job().progress(1, 2, note)
+        gate.wait()
+        insert_square(self, key)
+
+    Square = start(1, make)
+    with populating(Square) as (child,):
+        told = wait_for(lambda: job_of(Square, 1).get("progress"), timeout=15)
+        assert (told["done"], told["total"]) == (1, 2)
+        assert told["note"][:3] == {"NUL": "a\\0", "half characters": "\\ud"}.get(
+            next(name for name in NOTES if NOTES[name] is note), str(note)[:3]
+        )
+        gate.open()
+        assert child.result()["success_count"] == 1
+
+
+NUMBERS = [0, 0.5, 10**12, 10**400 // 10**100, True, np.int64(7), np.float32(0.5), np.uint8(3), decimal.Decimal("0.1")]
+
+
+@pytest.mark.parametrize("value", NUMBERS, ids=lambda value: type(value).__name__)
+def test_progress_takes_every_number(start: Any, value: Any) -> None:
+    def make(self: Any, key: dict[str, Any]) -> None:
+        job = djjobs.current_job()
+        job.progress(value, value)
+        assert json.loads(job._memory.read_progress())["done"] == pytest.approx(float(value))
+        insert_square(self, key)
+
+    assert start(1, make).populate(reserve_jobs=True)["success_count"] == 1
+
+
+@pytest.mark.parametrize(
+    "value", [float("nan"), np.nan, float("inf"), "half", None, 10**400, 1j], ids=lambda value: f"{value!r:.9}"
+)
+def test_progress_refuses_what_is_no_number_clearly(start: Any, value: Any) -> None:
+    def make(self: Any, key: dict[str, Any]) -> None:
+        djjobs.current_job().progress(value)
+
+    with pytest.raises(djjobs.DjJobsError, match=r"progress\(\) takes .*numbers; done was"):
         start(1, make).populate(reserve_jobs=True)
 
 

@@ -223,7 +223,7 @@ def test_who_may_only_look(lab: Lab, seen_by: Callable[..., Any]) -> None:
     visitor = seen_by("SELECT", "REFERENCES")
     finding = of(check(visitor), "rights")
     assert finding.level == "problem"
-    for table in ("~jobs", "~jobs_control", "~workers", "~runs"):
+    for table in ("~jobs", "~jobs_control", "~workers", "~sightings", "~runs"):
         assert f"INSERT, UPDATE, DELETE on {table}" in finding.message
     assert "GRANT SELECT, INSERT, UPDATE, DELETE" in finding.remedy and lab.schema.database in finding.remedy
     assert visitor.connection.conn_info["user"] in finding.remedy

@@ -7,15 +7,26 @@ from typing import Any
 
 import pytest
 from helpers import wait_for
-from pipelines import Lab, computed, forked, job_counts, rows_of, standing_lab, statements_of
+from pipelines import Lab, computed, forked, job_counts, manual, rows_of, standing_lab, statements_of
+from workloads.lives import job_of, note_sighting
+from workloads.squares import change_jobs, squares, statuses
 
 import djjobs
 from djjobs import DjJobsError
 from djjobs.queue.claim import Claims, Job
+from djjobs.queue.identity import Claimant
 from djjobs.queue.keys import Keys
+from djjobs.queue.leases import recover_once
 from djjobs.queue.queue import Queue
+from djjobs.queue.table_queue import TableQueue
 
 NOTHING = {"orphaned_success": 0, "orphaned_incomplete": 0, "recovered": 0, "expired": 0, "runs": 0}
+
+
+@pytest.fixture(autouse=True)
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who seems to be dead has so long to be heard."""
+    monkeypatch.setattr(djjobs.settings, "heartbeat_interval", 0.1)
 
 
 @pytest.fixture(scope="module")
@@ -331,3 +342,61 @@ def test_the_queue_is_refreshed_in_the_words_of_datajoint_2(lab: Lab) -> None:
     assert (progress["pending"], progress["success"], progress["total"]) == (6, 3, 9)
     lab.Spectrum.jobs.ignore({"subject": "m1", "session": 9})
     assert len(lab.Spectrum.jobs.pending) == 5
+
+
+# -- jobs of the dead that are hard to look at ----------------------------------------------------------------
+
+
+def lose_all(*tables: Any) -> None:
+    """Let a worker that is dead have all jobs of these tables."""
+    claimant = Claimant()
+    for table in tables:
+        table.schedule_jobs(min_scheduling_interval=0)
+        assert TableQueue.of(table()).claims(claimant=claimant).take(100)
+    note_sighting(tables[0], claimant.worker_id, 600)
+
+
+def test_lost_jobs_whose_keys_have_any_text_come_back_and_are_known_to_be_done(schema: Any) -> None:
+    """DataJoint 0.14 cannot restrict by some of them."""
+    names = ['5" probe', "it's", "100% sure", "%s %(x)s", "back\\slash", "\\", "{x}", "`", "é", '";--', "a" * 60]
+    Probe = manual(schema, "name : varchar(64)", "Probe")
+    Probe.insert([{"name": name} for name in names])
+    Reading = computed(schema, "-> Probe", {"Probe": Probe}, "Reading", keep_completed=True)
+    lose_all(Reading)
+    Reading.insert([{"name": name} for name in names[::2]], allow_direct_insert=True)
+    assert Reading.cleanup_jobs()["recovered"] == len(names)
+    expected = {name: ("scheduled", 1) if number % 2 else ("success", 0) for number, name in enumerate(names)}
+    assert {row["key"]["name"]: (row["status"], row["attempt"]) for row in rows_of(Reading.jobs)} == expected
+
+
+def test_a_lost_job_whose_table_was_dropped_becomes_an_error_and_keeps_no_other_from_coming_back(schema: Any) -> None:
+    Square = squares(schema, 2)
+    Cube = computed(schema, "-> Number", {"Number": Square.Number}, "Cube")
+    lose_all(Square, Cube)
+    queue = TableQueue.of(Cube()).queue
+    finishers = {table.table_name: TableQueue.of(table()).finisher for table in (Square, Cube)}
+    schema.connection.query(f"DROP TABLE {Square.full_table_name}")
+    assert recover_once(queue, finishers) == 4
+    rows = rows_of(djjobs.jobs(schema))
+    assert sorted((row["table_name"], row["status"], row["attempt"]) for row in rows) == [
+        (Cube.table_name, "scheduled", 1),
+        (Cube.table_name, "scheduled", 1),
+        (Square.table_name, "error", 1),
+        (Square.table_name, "error", 1),
+    ]
+    told = [row["error_message"] for row in rows if row["status"] == "error"]
+    assert all("WorkerDied" in text and "Square" in text and "cannot be seen" in text for text in told)
+    assert recover_once(queue, finishers) == 0
+
+
+def test_a_lost_job_that_cannot_be_put_back_is_told_of_once_and_keeps_no_other_from_coming_back(
+    schema: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    Square = squares(schema, 3)
+    lose_all(Square)
+    change_jobs(Square, [2], "attempts = '5'")  # which is no list
+    assert Square.cleanup_jobs()["recovered"] == 2
+    assert Square.cleanup_jobs()["recovered"] == 0
+    assert statuses(Square) == {1: "scheduled", 2: "reserved", 3: "scheduled"}
+    (told,) = [record.getMessage() for record in caplog.records if "cannot be put back" in record.getMessage()]
+    assert "Square" in told and '"n": 2' in told.replace("'", '"') and job_of(Square, 2)["key_hash"] in told

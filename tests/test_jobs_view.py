@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import re
 from collections.abc import Iterator
 from typing import Any
@@ -136,7 +137,7 @@ def test_a_notebook_shows_jobs_as_it_shows_tables(lab: Lab) -> None:
 def test_what_is_shown_of_a_job_tells_its_key(lab: Lab) -> None:
     errors = lab.Spectrum.jobs.errors
     for query in (errors, errors.proj("key"), djjobs.jobs(lab.schema) & "status = 'error'"):
-        for shown in (query.preview(width=60), query._repr_html_()):
+        for shown in (query.preview(width=60), html.unescape(query._repr_html_())):
             assert re.search("subject.: .m0", shown) and re.search("session.: 3", shown)
     assert errors.heading["key"].json  # to all others it is JSON as before
     assert [row["key"] for row in rows_of(errors)] == [{"subject": "m0", "session": 3}]

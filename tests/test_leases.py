@@ -29,11 +29,11 @@ from workloads.lives import (
     kinds,
     lose,
     monitor_of,
+    note_sighting,
     other_connections,
     own_number,
     populating,
     status_of,
-    uptime,
     worker_rows,
 )
 from workloads.squares import (
@@ -45,7 +45,6 @@ from workloads.squares import (
     made,
     recording,
     rows_by_number,
-    squares,
     statuses,
 )
 
@@ -75,7 +74,7 @@ def start(standing: Standing) -> Callable[..., Any]:
 
 
 @pytest.fixture(autouse=True)
-def leases(monkeypatch: pytest.MonkeyPatch, standing: Standing) -> Callable[..., None]:
+def leases(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     """Short leases, here and in the processes to come; a test may choose others."""
 
     def set_both(lease: float, heartbeat: float) -> None:
@@ -83,8 +82,6 @@ def leases(monkeypatch: pytest.MonkeyPatch, standing: Standing) -> Callable[...,
         monkeypatch.setattr(djjobs.settings, "heartbeat_interval", heartbeat)
 
     set_both(3, 0.5)
-    # who was heard last before the server was started is given more time
-    wait_for(lambda: uptime(standing.schema) > 4)
     return set_both
 
 
@@ -257,9 +254,10 @@ def test_a_job_that_datajoint_itself_reserved_is_never_touched(start: Any) -> No
 def test_a_claim_whose_worker_never_registered_comes_back_after_the_lease(start: Any, leases: Any) -> None:
     leases(30, 0.5)
     Square = start(2)
-    lose(Square, [1, 2])
+    silent, seen_just_now = lose(Square, [1]), lose(Square, [2])
     forget_all_workers(Square)
-    change_jobs(Square, [1], f"timestamp={ago(Square.Number.connection, 60)}")
+    note_sighting(Square, silent, 60)
+    note_sighting(Square, seen_just_now, 0)
     assert Square.cleanup_jobs()["recovered"] == 1
     assert statuses(Square) == {1: "scheduled", 2: "reserved"}
 
@@ -268,7 +266,7 @@ def test_a_worker_is_judged_by_its_own_lease(start: Any) -> None:
     """Whoever recovers may have another setting."""
     Square = start(3)
     lose(Square, [1], lease=600)
-    lose(Square, [2], lease=2)
+    lose(Square, [2], lease=1)
     assert Square.cleanup_jobs()["recovered"] == 1
     assert statuses(Square) == {1: "reserved", 2: "scheduled", 3: "scheduled"}
 
@@ -532,7 +530,7 @@ def test_a_claim_that_turns_up_after_its_slot_was_settled_goes_back_unharmed(sta
     leases(60, 0.5)
     Square = start(2)
     with LoneSlot(Square) as slot:
-        assert slot.monitor.slot_died(slot, "it was killed.").released == 0
+        assert slot.monitor.settler.slot_died(slot, "it was killed.").released == 0
         assert len(slot.claims.take(2)) == 2
 
         def is_back() -> bool:
@@ -556,7 +554,7 @@ def test_claims_that_are_locked_when_their_slot_goes_are_given_back_when_they_ar
         assert len(slot.claims.take(2)) == 2
         with stranger.transaction:
             stranger.query(f"SELECT * FROM {Square.jobs.full_table_name} FOR UPDATE").fetchall()
-            slot.monitor.slot_ended(slot)
+            slot.monitor.settler.slot_ended(slot)
             assert job_counts(Square) == {"reserved": 2}
     assert {(row["status"], row["attempt"]) for row in rows_by_number(Square).values()} == {("scheduled", 0)}
     assert worker_rows(Square) == []
@@ -607,44 +605,6 @@ def test_a_worker_whose_monitor_was_killed_keeps_its_job(start: Any, log: CallLo
 def connection_to(server: Any) -> Any:
     where = {name: server.settings[f"database.{name}"] for name in ("host", "port", "user", "password")}
     return dj.Connection(**where, use_tls=server.settings["database.use_tls"])
-
-
-def test_nobody_is_taken_for_dead_right_after_the_server_was_away(
-    private_server: Any, leases: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """No heartbeat was heard meanwhile; the workers need a moment to come back."""
-    connection = connection_to(private_server)
-    Square = squares(dj.Schema("djjobs_test_away", connection=connection), 1)
-    Square.schedule_jobs()
-    lease = 4
-    leases(lease + 2, 0.5)
-    wait_for(lambda: Square.cleanup_jobs()["recovered"] == 0 and len(rows_by_number(Square)) == 1)
-    lose(Square, [1], silent_for=60, lease=lease)
-    private_server.restart()
-    # longer than the lease after the restart, as after a long crash recovery
-    wait_for(lambda: uptime(Square()) > lease + 1)
-    missed = time.monotonic()
-    assert Square.cleanup_jobs()["recovered"] == 0
-    assert Square.populate(reserve_jobs=True)["success_count"] == 0
-    assert status_of(Square, 1) == "reserved"
-    wait_for(lambda: Square.cleanup_jobs()["recovered"] == 1)
-    assert time.monotonic() - missed > lease - 0.5
-    connection.close()
-
-
-def test_who_was_missed_before_a_restart_is_missed_anew_after_it(private_server: Any, leases: Any) -> None:
-    connection = connection_to(private_server)
-    Square = squares(dj.Schema("djjobs_test_anew", connection=connection), 1)
-    Square.schedule_jobs()
-    leases(6, 0.5)
-    lose(Square, [1], silent_for=60, lease=4)
-    assert Square.cleanup_jobs()["recovered"] == 0
-    (missed,) = connection.query(f"SELECT missed FROM {djjobs.workers(Square).full_table_name}").fetchone()
-    private_server.restart()
-    assert Square.cleanup_jobs()["recovered"] == 0
-    (anew,) = connection.query(f"SELECT missed FROM {djjobs.workers(Square).full_table_name}").fetchone()
-    assert anew > missed
-    connection.close()
 
 
 # -- a worker that sleeps ---------------------------------------------------------------------------------------
@@ -726,10 +686,7 @@ def test_a_sleeper_that_was_just_committing_keeps_its_job_from_being_done_twice(
         wait_for(lambda: -1 in log.numbers())
         os.kill(child.process.pid, signal.SIGSTOP)
         (worker,) = worker_rows(Square)
-        is_late = f"SELECT last_heartbeat < {ago(Square.Number.connection, 3)} FROM " + (
-            djjobs.workers(Square.Number).full_table_name
-        )
-        wait_for(lambda: Square.Number.connection.query(is_late).fetchone()[0])
+        note_sighting(Square, worker["worker_id"], 60)
         assert Square.cleanup_jobs()["recovered"] == 0
         assert Square.populate(reserve_jobs=True)["success_count"] == 0
         gate.open()

@@ -283,11 +283,20 @@ def test_a_child_that_is_killed_is_reported_and_the_others_finish(start: Any) ->
     assert Square.Number.connection.query("SELECT 41 + 1").fetchone()[0] == 42
 
 
-def test_a_child_that_is_killed_is_reported_even_if_a_process_it_started_lives_on(start: Any, log: CallLog) -> None:
+def sleep_detached(is_detached: Any) -> None:
+    os.setsid()
+    is_detached.set()
+    time.sleep(600)
+
+
+def test_a_child_that_is_killed_is_reported_even_if_a_process_it_detached_lives_on(start: Any, log: CallLog) -> None:
     def make(self: Any, key: dict[str, Any]) -> None:
         if key["n"] == 1:
-            survivor = multiprocessing.get_context("fork").Process(target=time.sleep, args=(600,))
+            context = multiprocessing.get_context("fork")
+            is_detached = context.Event()
+            survivor = context.Process(target=sleep_detached, args=(is_detached,))
             survivor.start()
+            is_detached.wait()
             log.record(survivor.pid)
             os.kill(os.getpid(), signal.SIGKILL)
         insert_square(self, key)

@@ -229,17 +229,27 @@ def test_times_do_not_depend_on_the_time_zone_of_a_session(schema: Any, engine: 
     schema.connection.connect()
 
 
-def test_a_queue_of_an_earlier_version_is_upgraded_in_place(schema: Any) -> None:
+@pytest.mark.parametrize("mark", tables.EARLIER_MARKS)
+def test_a_queue_of_an_earlier_version_is_upgraded_in_place(schema: Any, mark: str) -> None:
     lab = sessions(schema)
     lab.Spectrum.schedule_jobs()
     before = rows_of(lab.Spectrum.jobs.proj("key_hash", "created_time"))
-    jobs = djjobs.jobs(schema).full_table_name
+    jobs, workers = djjobs.jobs(schema).full_table_name, djjobs.workers(schema).full_table_name
     comment = f"COMMENT ON TABLE {jobs} IS '{{}}'" if '"' in jobs else f"ALTER TABLE {jobs} COMMENT = '{{}}'"
-    schema.connection.query(f"ALTER TABLE {jobs} DROP COLUMN automatic")
-    schema.connection.query(comment.format(tables.EARLIER_MARKS[0]))
+    djjobs.workers(schema).insert1({"worker_id": "w" * 36, "host": "node7"})
+    if mark.endswith("1"):
+        schema.connection.query(f"ALTER TABLE {jobs} DROP COLUMN automatic")
+    schema.connection.query(f"ALTER TABLE {workers} DROP COLUMN beats")
+    schema.connection.query(f"ALTER TABLE {workers} ADD COLUMN missed timestamp NULL")
+    schema.connection.query(f"DROP TABLE {workers.replace('~workers', '~sightings')}")
+    schema.connection.query(comment.format(mark))
     with pytest.raises(djjobs.DjJobsError, match=f"earlier version .* djjobs migrate {schema.database}"):
         lab.Spectrum.populate(reserve_jobs=True)
     assert djjobs.migrate(schema) == len(before)
     assert comment_of(djjobs.jobs(schema)) == tables.VERSION_MARK
     assert rows_of(lab.Spectrum.jobs.proj("key_hash", "created_time")) == before
+    (worker,) = rows_of(djjobs.workers(schema))
+    assert (worker["worker_id"], worker["host"], worker["beats"], "missed" in worker) == ("w" * 36, "node7", 0, False)
     assert lab.Spectrum.populate(reserve_jobs=True)["success_count"] == len(before)
+    assert lab.Spectrum.cleanup_jobs()["recovered"] == 0
+    assert djjobs.migrate(schema) == 0

@@ -73,7 +73,7 @@ def theirs(lab: Lab) -> Iterator[Theirs]:
 def me(lab: Lab) -> str:
     """The leader."""
     me = new_token()
-    assert lab.timetable.lead(me)
+    assert lab.timetable.lead(me, RESULT)
     return me
 
 
@@ -171,13 +171,13 @@ def test_a_firing_that_is_not_lost_any_more_is_not_taken_up(
     lab: Lab, theirs: Theirs, me: str, lost: Any, how: str
 ) -> None:
     with just("before", lab.schema.connection, TAKE_UP, FOUND[how](theirs)):
-        assert lab.timetable.take_up(lost, me) is None
+        assert lab.timetable.take_up(lost, me, RESULT) is None
     assert {firing.attempt for firing in lab.firings()} == {1}
 
 
 def test_a_firing_that_is_lost_is_taken_up_and_no_other_with_it(lab: Lab, me: str, lost: Any) -> None:
     """So that the test above could fail."""
-    taken = lab.timetable.take_up(lost, me)
+    taken = lab.timetable.take_up(lost, me, RESULT)
     assert taken is not None
     assert {firing.name: firing.attempt for firing in lab.firings()} == {lost.name: 2, "other": 1}
 
@@ -211,7 +211,7 @@ def test_a_firing_that_was_just_taken_away_is_not_changed(
 def test_a_firing_that_has_ended_is_not_shown_to_run(lab: Lab, theirs: Theirs, me: str, lost: Any) -> None:
     keep = r"^UPDATE \S*~firings\W+ SET expires"
     with just("before", lab.schema.connection, keep, theirs.firing("running = NULL, state = 'failed'")):
-        assert lab.timetable.keep([lost]) == 0
+        assert not lab.timetable.keep(lost)
     assert {firing.name: firing.expires < lab.timetable.now() for firing in lab.firings()}[lost.name]
 
 
@@ -220,8 +220,8 @@ def test_a_firing_that_has_ended_is_not_shown_to_run(lab: Lab, theirs: Theirs, m
 
 def test_of_two_who_find_nobody_leading_one_leads(lab: Lab, theirs: Theirs) -> None:
     me, other = new_token(), new_token()
-    with just("before", lab.schema.connection, r"^UPDATE \S*~leader\W", lambda: theirs.timetable.lead(other)):
-        assert not lab.timetable.lead(me)
+    with just("before", lab.schema.connection, r"^UPDATE \S*~leader\W", lambda: theirs.timetable.lead(other, RESULT)):
+        assert not lab.timetable.lead(me, RESULT)
     assert lab.leader["leader"] == other
 
 

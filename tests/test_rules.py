@@ -10,6 +10,7 @@ import datetime
 import json
 import os
 import secrets
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -19,7 +20,6 @@ from typing import Any
 import datajoint as dj
 import pytest
 from datajoint.errors import IntegrityError
-from helpers import wait_for
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
@@ -30,13 +30,14 @@ import djjobs
 from djjobs import DjJobsError, JobNotCancellable, JobTimeout, LeaseLost
 from djjobs.interrupt import Stop
 from djjobs.queue import claim as claiming
+from djjobs.queue import judge
 from djjobs.queue.cancel import cancel
 from djjobs.queue.claim import ORDERS, Claims, Job
 from djjobs.queue.database import Database
 from djjobs.queue.finish import Failure, release_slot
 from djjobs.queue.identity import Claimant
 from djjobs.queue.keys import Keys
-from djjobs.queue.leases import Registration, recover
+from djjobs.queue.leases import Registration, recover_once
 from djjobs.queue.queue import Queue
 from djjobs.queue.table_queue import TableQueue
 from djjobs.work.current_job import SlotState
@@ -92,7 +93,6 @@ class Row:
     owner: tuple[str, int] | None = None
     request: str = ""
     progress: Any = None
-    aged: bool = False  # claimed longer ago than the short lease
 
     def end(self, status: str) -> None:
         self.status, self.owner, self.request, self.progress = status, None, "", None
@@ -113,7 +113,7 @@ class Model:
     rows: dict[int, Row] = field(default_factory=dict)
     made: dict[int, str] = field(default_factory=dict)  # who made it
     workers: dict[str, str] = field(default_factory=dict)  # the state of each that is registered
-    late: set[str] = field(default_factory=set)  # those whose lease is over
+    late: set[str] = field(default_factory=set)  # those who have not been heard for their lease
 
     def chosen(self, n: int | None, *statuses: str) -> list[Row]:
         """The jobs of some statuses that a restriction to a number, or none, chooses."""
@@ -182,16 +182,15 @@ class Model:
                 row.turn = row.priority - (AHEAD if row.attempt else 0)
 
     def is_dead(self, row: Row) -> bool:
-        if row.owner is None:
-            return False
-        worker = row.owner[0]
-        return worker in self.late if worker in self.workers else row.aged
+        return row.owner is not None and row.owner[0] in self.late
 
     def recover(self, n: int | None = None) -> int:
         dead = [number for number, row in self.rows.items() if n in (None, number) and self.is_dead(row)]
+        # Who holds nothing matters to nobody who looks only once.
+        holders = {row.owner[0] for row in self.rows.values() if row.owner}
+        self.workers.update(dict.fromkeys(self.late & holders & self.workers.keys(), "dead"))
         for number in dead:
             self.crash(number)
-        self.workers.update(dict.fromkeys(self.late, "dead"))
         return len(dead)
 
     def crash(self, n: int) -> str:
@@ -313,8 +312,6 @@ class World:
         #: For what others do while make() is in the middle of its transaction.
         self.elsewhere = self.queue.on(Database(self._second_connection))
         self._set_up_bystanders()
-        # longer than it is since anybody was heard of
-        wait_for(lambda: float(self.queue.execute(self.queue.engine.workers.uptime).fetchone()[1]) > 5)
 
     def close(self) -> None:
         self._second_connection.close()
@@ -323,9 +320,7 @@ class World:
         queue = queue or self.queue
         times = {
             "back": queue.engine.dialect.seconds(str(2 * LEASE)),
-            "some": queue.engine.dialect.seconds(str(LEASE // 2)),
         }
-        times["short"] = queue.engine.dialect.seconds("2")
         tables = {"square": self.Square().full_table_name}
         return queue.db.execute(queue.sql(statement, **times, **tables), **parameters)
 
@@ -356,6 +351,7 @@ class World:
         self.Square().delete_quick()
         self.sql("DELETE FROM {jobs} WHERE table_name = %(table)s", table=self.Square.table_name)
         self.sql("DELETE FROM {workers}")
+        self.sql("DELETE FROM {sightings}")
         self.Number().delete_quick()
         self.Number.insert([{"n": n} for n in sorted(source)])
 
@@ -402,10 +398,11 @@ def lease(seconds: float) -> Iterator[None]:
 def world(server: Any) -> Iterator[World]:
     schema = dj.Schema(f"djjobs_test_{secrets.token_hex(4)}")
     world = World(schema)
-    before = djjobs.settings.max_crashes
-    djjobs.settings.max_crashes = MAX_CRASHES
-    yield world
-    djjobs.settings.max_crashes = before
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(djjobs.settings, "max_crashes", MAX_CRASHES)
+        # Who seems to be dead has so long to be heard.
+        patch.setattr(djjobs.settings, "heartbeat_interval", 0.01)
+        yield world
     world.close()
     world.queue.db.roll_back()
     schema.drop()
@@ -532,7 +529,6 @@ class Rules(RuleBasedStateMachine):
     def change_jobs(self, n: int | None, what: str) -> None:
         model = self.model
         if what == "clean up":
-            self._keep_young(self.world.queue)
             with lease(SHORT_LEASE):
                 assert self.Square.cleanup_jobs(*restrictions(n)) == model.cleanup(n)
         elif n is not None and n not in model.source:
@@ -579,45 +575,35 @@ class Rules(RuleBasedStateMachine):
     @step(
         3,
         worker=WORKER,
-        what=st.sampled_from(["due times", "due times", "some time", "a lease", "long"]),
+        what=st.sampled_from(["due times", "due times", "some time", "a lease", "a lease"]),
         then_recover=st.booleans(),
     )
     def let_time_pass(self, worker: str, what: str, then_recover: bool) -> None:
-        """Jobs become due, claims grow old, or a worker is not heard of for a while or for its lease."""
+        """Jobs become due, or a worker is not heard of for a while or for its lease."""
         queue, model = self.world.queue, self.model
         if what == "due times":
             for n, row in model.rows.items():
                 if row.status == "scheduled" and row.turn is None:
                     self.world.age(self._seen[n]["key_hash"], "due_time")
                     row.due = True
-        if what == "some time" and worker not in model.late:
+        if what == "some time" and worker in model.workers and worker not in model.late:
             # Longer than the lease of whoever recovers jobs, but not than the worker's own.
-            self.world.sql("UPDATE {workers} SET last_heartbeat = {now} - {some} WHERE worker_id = %(me)s", me=worker)
+            self._see(worker, LEASE // 2, queue)
         if what == "a lease":
             self._let_lease_end(worker, queue)
-        if what == "long":
-            self._let_claims_grow_old(queue)
         if then_recover:
             assert self._recover(queue) == model.recover()
 
     def _let_lease_end(self, worker: str, queue: Queue) -> None:
-        # By a short lease of its own: for who was heard before the server was started there are other rules.
-        statement = "UPDATE {workers} SET last_heartbeat = {now} - {short}, lease = 1 WHERE worker_id = %(worker)s"
-        self.world.sql(statement, queue, worker=worker)
-        if worker in self.model.workers:
-            self.model.late.add(worker)
+        self._see(worker, 2 * LEASE, queue)
+        self.model.late.add(worker)
 
-    def _let_claims_grow_old(self, queue: Queue) -> None:
-        for n, row in self.model.rows.items():
-            if row.owner:
-                self.world.age(self._seen[n]["key_hash"], "timestamp", queue)
-                row.aged = True
-
-    def _keep_young(self, queue: Queue) -> None:
-        """Claims that are not to be old yet are not, however slow this machine is."""
-        for n, row in self.model.rows.items():
-            if row.owner and row.owner[0] not in self.model.workers and not row.aged:
-                self.world.age(self._seen[n]["key_hash"], "timestamp", queue, to="{now}")
+    def _see(self, worker: str, seconds: float, queue: Queue) -> None:
+        """Somebody saw so long ago that a worker had sent the heartbeat that it has sent last."""
+        signs, sightings = judge._signs(queue, [self.Square.table_name]), judge.Sightings(queue)
+        seen = sightings.load()
+        seen[worker] = signs[worker].heartbeat if worker in signs else "", time.monotonic() - seconds
+        sightings.save(seen, signs)
 
     # -- workers and their leases -------------------------------------------------------------------------------
 
@@ -631,6 +617,7 @@ class Rules(RuleBasedStateMachine):
                 registration = self.registrations[worker] = Registration(self.world.queue, worker, tables, slots=1)
             with lease(LEASE):
                 registration.beat()
+            self._see(worker, 0, self.world.queue)
             self.model.workers[worker] = "working"
             self.model.late.discard(worker)
         elif registration is not None and what == "listen":
@@ -646,9 +633,8 @@ class Rules(RuleBasedStateMachine):
             self.called.discard(worker)
 
     def _recover(self, queue: Queue) -> int:
-        self._keep_young(queue)
         with lease(SHORT_LEASE):
-            return recover(queue, {self.Square.table_name: self.finisher.on(queue)})
+            return recover_once(queue, {self.Square.table_name: self.finisher.on(queue)})
 
     def _requests(self, worker: str) -> set[tuple[str, int, str]]:
         registration = Registration(self.world.queue, worker, [self.Square.table_name], slots=1)
@@ -720,7 +706,7 @@ class Rules(RuleBasedStateMachine):
             row = self.model.rows[job.key["n"]]
             assert (job.worker_id, job.attempt, job.priority) == (worker, row.attempt, row.priority)
             assert job.claim > last
-            row.status, row.owner, row.aged = "reserved", (worker, job.claim), False
+            row.status, row.owner = "reserved", (worker, job.claim)
             self.tokens.append(job)
 
     @step(
@@ -767,7 +753,6 @@ class Rules(RuleBasedStateMachine):
             self._cancel(n, False, lambda: cancel(queue, self._keys({"n": n})))
         if what in ("recover", "take over"):
             self._let_lease_end(job.worker_id, queue)
-            self._let_claims_grow_old(queue)
             assert self._recover(queue) == self.model.recover()
         if what == "take over" and n in self.model.source:
             self.model.line_up()

@@ -193,6 +193,24 @@ def test_a_fraction_of_a_second_is_an_interval_too(lab: Lab) -> None:
     assert not lab.Spectrum.schedule_jobs(min_scheduling_interval=999.5).rate_limited
 
 
+def test_nobody_waits_until_a_clock_that_was_set_back_has_come_to_the_last_scheduling_again(lab: Lab) -> None:
+    lab.Spectrum.schedule_jobs()
+    age_scheduling(lab, -300)
+    assert not lab.Spectrum.schedule_jobs(min_scheduling_interval=60).rate_limited
+    assert lab.Spectrum.schedule_jobs(min_scheduling_interval=60).rate_limited
+
+
+def test_nobody_waits_for_who_died_while_scheduling_by_a_clock_that_was_set_back(lab: Lab) -> None:
+    lab.Spectrum.schedule_jobs()
+    (row,) = rows_of(lab.control)
+    later = row["last_scheduled"] + datetime.timedelta(seconds=300 + djjobs.settings.scheduling_timeout)
+    lab.control.update1({**row, "scheduling_until": later, "scheduling_by": "a" * 36})
+    assert not lab.Spectrum.schedule_jobs(min_scheduling_interval=0.001).rate_limited
+    lab.control.update1({**row, "scheduling_until": later, "scheduling_by": "a" * 36})
+    lab.Spectrum.populate(reserve_jobs=True)
+    assert len(lab.Spectrum()) == len(lab.Session())
+
+
 def test_a_scheduling_of_everything_covers_one_of_a_part(lab: Lab) -> None:
     lab.Spectrum.schedule_jobs()
     lab.Session.insert([{"subject": "m0", "session": 99}])

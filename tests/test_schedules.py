@@ -75,7 +75,7 @@ def test_a_lab_adds_two_schedules_sees_them_and_removes_them(lab: Lab) -> None:
     assert shown.exit_code == 0
     assert f"No scheduler runs: djjobs scheduler {MODULE}" in shown.stderr
     heading, nightly_line, jobs_line = shown.stdout.splitlines()
-    assert heading.split() == ["schema", "name", "target", "what", "when", "next", "last", "state", "outcome"]
+    assert heading.split() == "schema name target what when next scheduler last state outcome".split()
     assert "03:00:00 Europe/Berlin" in nightly_line and "0 3 * * * (Europe/Berlin)" in nightly_line
     assert "every 1h30m" in jobs_line and " UTC" in jobs_line
     row = lab.schedule(f"{MODULE}-jobs")
@@ -90,7 +90,7 @@ def test_the_list_as_json_tells_times_with_their_offset_and_who_fires(lab: Lab) 
     (entry,) = json.loads(djjobs_command("schedule", "list", lab.schema.database, "--json").stdout)
     assert entry["scheduler"] is None
     assert lab.fire() == 0
-    lab.timetable.lead(new_token())
+    lab.timetable.lead(new_token(), PLOT)
     (entry,) = json.loads(djjobs_command("schedule", "list", lab.schema.database, "--json").stdout)
     row = lab.schedule(name)
     assert (entry["name"], entry["schema"], entry["enabled"]) == (name, lab.schema.database, True)
@@ -290,7 +290,7 @@ def test_only_the_leader_can_fire_and_a_firing_cannot_be_doubled(lab: Lab) -> No
     schedule = timetable.find(name)
     assert schedule is not None
     me, other = new_token(), new_token()
-    assert timetable.lead(me) and timetable.lead(me) and not timetable.lead(other)
+    assert timetable.lead(me, RESULT) and timetable.lead(me, RESULT) and not timetable.lead(other, RESULT)
     assert timetable.fire(schedule, now, other) == (None, "")
     assert lab.firings() == [] and lab.schedule(name).next_time == schedule.next_time
     firing, skipped = timetable.fire(schedule, now, me)
@@ -300,10 +300,10 @@ def test_only_the_leader_can_fire_and_a_firing_cannot_be_doubled(lab: Lab) -> No
     stale = timetable.fire(schedule, now + 3 * HOUR, me)
     assert stale == (None, "") and len(lab.firings()) == 1, "it is not due at that time any more"
     timetable.resign(me)
-    assert timetable.lead(other)
-    assert not timetable.lead(me)
+    assert timetable.lead(other, RESULT)
+    assert not timetable.lead(me, RESULT)
     by_hand, _ = timetable.fire_by_hand(name)
-    assert timetable.take_up(by_hand, other) is None, "its process is taken to be alive"
+    assert timetable.take_up(by_hand, other, RESULT) is None, "its process is taken to be alive"
 
 
 def test_a_leader_that_died_between_two_statements_has_lost_nothing(lab: Lab) -> None:
@@ -311,12 +311,12 @@ def test_a_leader_that_died_between_two_statements_has_lost_nothing(lab: Lab) ->
     name = lab.add(RESULT, due=True)
     schedule = lab.timetable.find(name)
     dead, heir = new_token(), new_token()
-    assert schedule is not None and lab.timetable.lead(dead)
+    assert schedule is not None and lab.timetable.lead(dead, RESULT)
     firing, _ = lab.timetable.fire(schedule, lab.timetable.now(), dead)
     assert firing is not None
     lab.timetable.schedules.update1({"name": name, "next_time": schedule.next_time})
     lab.timetable.resign(dead)
-    assert lab.timetable.lead(heir)
+    assert lab.timetable.lead(heir, RESULT)
     much_later = lab.timetable.now() + 5 * HOUR
     assert lab.timetable.fire(schedule, much_later, heir) == (None, ""), "what was due since then comes next"
     assert lab.schedule(name).next_time == firing.fire_time + HOUR
@@ -335,7 +335,7 @@ def test_one_whose_firing_was_given_to_another_does_nothing_and_records_nothing(
     lab.timetable.firings.update1({"name": name, "fire_time": firing.fire_time, "runner": new_token()})
     schedule = lab.timetable.find(name)
     assert schedule is not None
-    assert carry_out(lab.timetable, schedule, firing)[0] == "lost"
+    assert carry_out(lab.timetable, schedule, firing, [lab.Result])[0] == "lost"
     assert lab.told == []
     assert not lab.timetable.end(firing, "done", "")
     assert lab.states() == ["running"] and lab.schedule(name).last_state == ""
@@ -464,7 +464,7 @@ def test_check_says_when_schedules_have_no_scheduler(lab: Lab) -> None:
     assert finding() is None
     lab.add(RESULT)
     assert finding().level == "warning" and "djjobs scheduler" in finding().remedy
-    lab.timetable.lead(new_token())
+    lab.timetable.lead(new_token(), RESULT)
     assert finding().level == "ok"
 
 

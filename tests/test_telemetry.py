@@ -10,11 +10,13 @@ from typing import Any
 
 import pytest
 from helpers import wait_for
+from workloads.lives import note_sighting
 from workloads.squares import Bystander, CallLog, insert_square
 
+import djjobs
 from djjobs import telemetry
 from djjobs.queue.identity import Claimant
-from djjobs.queue.leases import Registration, recover
+from djjobs.queue.leases import Registration, recover_once
 from djjobs.queue.table_queue import TableQueue
 from djjobs.worker import WorkerOptions, run_worker
 
@@ -106,8 +108,6 @@ def test_a_worker_is_told_of_from_its_start_to_its_end(start: Any, heard: Heard,
 def test_heartbeats_are_told_of_by_the_process_that_keeps_a_populate_alive(
     start: Any, heard: Heard, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    import djjobs
-
     monkeypatch.setattr(djjobs.settings, "heartbeat_interval", 0.2)
 
     def make(self: Any, key: dict[str, Any]) -> None:
@@ -151,8 +151,8 @@ def test_the_jobs_of_a_dead_worker_are_told_of_when_they_come_back(
     jobs = TableQueue.of(Square())
     Registration(jobs.queue, claimant.worker_id, [jobs.table_name], 1).beat()
     assert len(jobs.claims(claimant=claimant).take(2)) == 2
-    jobs.queue.db.execute(f"UPDATE {jobs.queue.workers.full_table_name} SET last_heartbeat = '2020-01-01'")
-    recover(jobs.queue, {jobs.table_name: jobs.finisher})
+    note_sighting(Square, claimant.worker_id, 2 * djjobs.settings.lease)
+    recover_once(jobs.queue, {jobs.table_name: jobs.finisher}, sleep=lambda _: None)
     (died,) = named(heard, "worker died")
     assert died.details["worker"] == claimant.worker_id
     recovered = named(heard, "job recovered")
@@ -175,8 +175,6 @@ def test_a_job_that_was_given_to_another_is_told_of_as_lost(start: Any, heard: H
 
 def test_a_cancelled_job_and_a_clean_up_are_told_of(start: Any, heard: Heard) -> None:
     def make(self: Any, key: dict[str, Any]) -> None:
-        import djjobs
-
         raise djjobs.JobCancelled("by itself")
 
     Square = start(1, make)

@@ -730,7 +730,7 @@ def test_workers_survive_a_restart_of_the_database_and_commit_nothing_twice(
         assert times == {1: 2, 2: 1, 3: 2, 4: 1}, "what was running was made again, and only that"
         # While it is idle: a crash, after which the server is away for a while.
         server.kill()
-        wait_for(lambda: "cannot be kept alive" in worker.log)
+        wait_for(lambda: "Waiting: there is no connection to the server" in worker.log)
         start_again(lab, server)
         lab.add("", first=5)
         wait_for(lambda: made(lab.Second()) == [1, 2, 3, 4, 5])

@@ -14,6 +14,7 @@ import datajoint as dj
 from datajoint.errors import DataJointError
 
 from ..errors import DjJobsError
+from ..printable import one_line
 from ..queue.database import connect, explained
 
 __all__ = ["Group", "connect"]
@@ -80,5 +81,5 @@ def _message(error: Exception) -> str | None:
 
 
 def _fail(message: str, code: int = 2) -> NoReturn:
-    click.echo(f"djjobs: {' '.join(message.splitlines())}", err=True)
+    click.echo(one_line(f"djjobs: {' '.join(message.splitlines())}"), err=True)
     sys.exit(code)

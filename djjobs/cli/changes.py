@@ -16,7 +16,7 @@ from ..run.run import Run
 from ..table.targets import schemas_of, tables_of
 from . import completion
 from .options import explaining_targets
-from .output import as_json_option, counted, print_json
+from .output import as_json_option, confirm, counted, print_json, say
 from .runs import find_run
 from .selection import Selection, selecting
 
@@ -132,17 +132,17 @@ def cleanup(target: str, selection: Selection, yes: bool, as_json: bool) -> None
 
 def _cancel_run(run: Run, force: bool, yes: bool, as_json: bool) -> None:
     count = run.progress().open
-    if not yes and _on_terminal() and count > 1 and not click.confirm(f"Cancel {count} jobs?", err=True):
+    if not yes and _on_terminal() and count > 1 and not confirm(f"Cancel {count} jobs?"):
         _leave_alone()
     cancelled = run.cancel(force=force)
     if as_json:
         print_json({"run_id": run.run_id, "cancelled": cancelled, "state": run.state})
     else:
-        click.echo(f"Run {run.run_id}: {counted(cancelled, 'job')} cancelled or asked to stop")
+        say(f"Run {run.run_id}: {counted(cancelled, 'job')} cancelled or asked to stop")
 
 
 def _leave_alone() -> NoReturn:
-    click.echo("Nothing was changed.", err=True)
+    say("Nothing was changed.", err=True)
     sys.exit(1)
 
 
@@ -181,7 +181,7 @@ class _Change:
             print_json(results)
         elif results:
             for name, result in results.items():
-                click.echo(f"{name}: {self._line(result)}")
+                say(f"{name}: {self._line(result)}")
 
     def _insist_on_a_choice(self) -> None:
         if not (self._yes or self._selection or _on_terminal()):
@@ -195,7 +195,7 @@ class _Change:
             return
         total = sum(count(table) for table in tables)
         names = ", ".join(table.__name__ for table in tables)
-        if total > 1 and not click.confirm(f"{self._verb} {total} jobs of {names}?", err=True):
+        if total > 1 and not confirm(f"{self._verb} {total} jobs of {names}?"):
             _leave_alone()
 
     def _line(self, result: Any) -> str:

@@ -42,7 +42,9 @@ def schedules(ctx: click.Context, param: click.Parameter, incomplete: str) -> li
     with suppress(Exception):
         if _can_connect():
             names = {row["name"] for row in listed(schemas_of(ctx.params["pipeline"]))}
-            return [CompletionItem(name) for name in sorted(names) if name.startswith(incomplete)]
+            return [
+                CompletionItem(name) for name in sorted(names) if name.startswith(incomplete) and name.isprintable()
+            ]
     return []
 
 

@@ -13,7 +13,7 @@ from ..queue.tables import STATUSES
 from ..table.targets import module_or_schema, tables_of
 from . import completion
 from .options import explaining_targets
-from .output import as_json_option, counted, print_json, print_table, utc
+from .output import as_json_option, counted, print_json, print_table, say, utc
 from .selection import Selection, selecting
 
 _FETCHED = (
@@ -56,12 +56,12 @@ def jobs(target: str, status: tuple[str, ...], selection: Selection, limit: int,
         print_json([_document(row) for row in rows])
         return
     if not rows:
-        click.echo("No jobs.", err=True)
+        say("No jobs.", err=True)
         return
     print_table([_line(row) for row in rows], _COLUMNS, coloured="status")
     left_out = sum(len(one.query) for one in queries) - len(rows)
     if left_out > 0:
-        click.echo(f"{counted(left_out, 'job')} more; --limit 0 shows all.", err=True)
+        say(f"{counted(left_out, 'job')} more; --limit 0 shows all.", err=True)
 
 
 class _Listed(NamedTuple):

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import datetime
-import json
 import logging
 import os
 import sys
 from typing import Any, TextIO
 
 import click
+
+from ..printable import as_json as in_json
+from ..printable import in_log
 
 __all__ = ["set_up"]
 
@@ -46,20 +48,29 @@ def _shows_colours(stream: TextIO) -> bool:
 
 
 class _LineFormatter(logging.Formatter):
-    """`2024-05-01 12:00:00 message`, with the level where it is more than information."""
+    """`2024-05-01 12:00:00 message`, with the level where it is more than information.
+
+    Further lines of a message, and a traceback, stand a little to the right.
+    """
 
     def __init__(self, coloured: bool) -> None:
-        super().__init__("%(asctime)s %(message)s", "%Y-%m-%d %H:%M:%S")
+        super().__init__(datefmt="%Y-%m-%d %H:%M:%S")
         self._coloured = coloured
 
-    def formatMessage(self, record: logging.LogRecord) -> str:
+    def format(self, record: logging.LogRecord) -> str:
         level = f"{record.levelname}: " if record.levelno >= logging.WARNING else ""
-        time, message = record.asctime, f"{level}{record.message}"
+        parts = [f"{level}{record.getMessage()}", _traceback(self, record)]
+        time, message = self.formatTime(record, self.datefmt), in_log("\n".join(filter(None, parts)))
         if self._coloured:
             time = click.style(time, dim=True)
         if self._coloured and record.levelno in _LEVEL_COLOURS:
             message = click.style(message, fg=_LEVEL_COLOURS[record.levelno])
         return f"{time} {message}"
+
+
+def _traceback(formatter: logging.Formatter, record: logging.LogRecord) -> str:
+    """The traceback of a record. One that comes from another process has only its text."""
+    return record.exc_text or (formatter.formatException(record.exc_info) if record.exc_info else "")
 
 
 class _JsonFormatter(logging.Formatter):
@@ -71,6 +82,6 @@ class _JsonFormatter(logging.Formatter):
             "message": record.getMessage(),
         }
         line.update({name: getattr(record, name) for name in _DETAILS if getattr(record, name, None) is not None})
-        if record.exc_info:
-            line["exception"] = self.formatException(record.exc_info)
-        return json.dumps(line, default=str, ensure_ascii=False)
+        if exception := _traceback(self, record):
+            line["exception"] = exception
+        return in_json(line)

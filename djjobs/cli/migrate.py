@@ -9,6 +9,7 @@ from ..errors import DjJobsError
 from ..table.migrate import migrate as migrate_schema
 from . import completion
 from .base import connect
+from .output import say
 
 
 @click.command()
@@ -28,4 +29,4 @@ def migrate(schema: str) -> None:
     if schema not in dj.list_schemas():
         raise DjJobsError(f"There is no schema {schema!r} here. Those there are: {', '.join(dj.list_schemas())}.")
     converted = migrate_schema(schema)
-    click.echo(f"{schema}: the queue is up to date; {converted} rows were converted or copied.")
+    say(f"{schema}: the queue is up to date; {converted} rows were converted or copied.")

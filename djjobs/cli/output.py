@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import datetime
-import json
 import shutil
 import sys
 from collections.abc import Mapping, Sequence
@@ -11,7 +10,10 @@ from typing import Any
 
 import click
 
-__all__ = ["as_json_option", "counted", "print_json", "print_table", "utc"]
+from ..printable import as_json as in_json
+from ..printable import one_line
+
+__all__ = ["as_json_option", "confirm", "counted", "print_json", "print_table", "say", "utc"]
 
 as_json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON instead of text.")
 
@@ -32,8 +34,18 @@ _COLOURS = {
 }
 
 
+def say(text: str, err: bool = False) -> None:
+    """Print one line. Names and messages in it may be anybody's, so control characters are made visible."""
+    click.echo(one_line(text), err=err)
+
+
+def confirm(question: str) -> bool:
+    """Ask the user, on stderr."""
+    return click.confirm(one_line(question), err=True)
+
+
 def print_json(data: Any) -> None:
-    click.echo(json.dumps(data, indent=2, default=str, ensure_ascii=False))
+    click.echo(in_json(data, indent=2))
 
 
 def print_table(rows: Sequence[Mapping[str, Any]], columns: Sequence[str], coloured: str | None = None) -> None:
@@ -74,5 +86,5 @@ def _cut(line: list[str], widths: list[int]) -> list[str]:
 
 def _text(value: Any) -> str:
     if isinstance(value, Mapping):
-        return " ".join(f"{name}={item}" for name, item in value.items())
-    return "" if value is None else " ".join(str(value).split())
+        return one_line(" ".join(f"{name}={item}" for name, item in value.items()))
+    return "" if value is None else one_line(" ".join(str(value).split()))

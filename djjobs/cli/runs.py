@@ -13,7 +13,7 @@ from ..run.run import Run
 from ..run.state import STATES
 from ..table.targets import schemas_of
 from . import completion
-from .output import as_json_option, counted, print_json, print_table, utc
+from .output import as_json_option, counted, print_json, print_table, say, utc
 
 __all__ = ["find_run", "runs"]
 
@@ -48,9 +48,9 @@ def runs(pipeline: str, run_id: int | None, state: tuple[str, ...], limit: int, 
     elif shown:
         print_table([_line(row) for row in shown], _COLUMNS, coloured="state")
         if len(rows) > len(shown):
-            click.echo(f"{counted(len(rows) - len(shown), 'run')} more; --limit 0 shows all.", err=True)
+            say(f"{counted(len(rows) - len(shown), 'run')} more; --limit 0 shows all.", err=True)
     else:
-        click.echo("No runs.", err=True)
+        say("No runs.", err=True)
 
 
 def find_run(schemas: list[Any], run_id: int) -> Run:
@@ -107,7 +107,7 @@ def _show(run: Run, as_json: bool) -> None:
         return
     for name, value in about.items():
         if value not in (None, ""):
-            click.echo(f"{name.replace('_', ' ') + ':':13} {_in_words(value)}")
+            say(f"{name.replace('_', ' ') + ':':13} {_in_words(value)}")
 
 
 def _in_words(value: Any) -> str:

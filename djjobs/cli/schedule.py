@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import shlex
 import sys
 from typing import Any
 
@@ -16,11 +17,11 @@ from ..table.targets import schemas_of
 from . import completion
 from .base import connect
 from .options import Duration, explaining_targets
-from .output import as_json_option, print_json, print_table
+from .output import as_json_option, confirm, print_json, print_table, say
 
 __all__ = ["schedule"]
 
-_COLUMNS = ("schema", "name", "target", "what", "when", "next", "last", "state", "outcome")
+_COLUMNS = ("schema", "name", "target", "what", "when", "next", "scheduler", "last", "state", "outcome")
 _pipeline = click.argument("pipeline", shell_complete=completion.modules_and_schemas)
 _name = click.argument("name", shell_complete=completion.schedules)
 
@@ -75,7 +76,7 @@ def add(
     )
     rows = [row for row in listed(schemas_of(target)) if row["name"] == name]
     for row in rows:
-        click.echo(f"{name} in {row['schema']}: next {_moment(row, 'next_time')}")
+        say(f"{name} in {row['schema']}: next {_moment(row, 'next_time')}")
     _warn_if_nobody_fires(rows)
 
 
@@ -98,7 +99,7 @@ def list_(pipeline: str | None, as_json: bool) -> None:
         print_json([_document(row) for row in rows])
         return
     if not rows:
-        click.echo("No schedules.", err=True)
+        say("No schedules.", err=True)
         return
     print_table([_line(row) for row in rows], _COLUMNS, coloured="state")
     _warn_if_nobody_fires(rows)
@@ -119,11 +120,11 @@ def remove(pipeline: str, name: str, yes: bool) -> None:
     if not yes:
         if not (sys.stdin.isatty() and sys.stderr.isatty()):
             raise click.UsageError("Nobody is there to confirm. Say --yes.")
-        if not click.confirm(f"Remove the schedule {name}?", err=True):
-            click.echo("Nothing was changed.", err=True)
+        if not confirm(f"Remove the schedule {name}?"):
+            say("Nothing was changed.", err=True)
             sys.exit(1)
     for database in remove_schedule(pipeline, name):
-        click.echo(f"{name} removed from {database}")
+        say(f"{name} removed from {database}")
 
 
 @schedule.command("run-now")
@@ -144,7 +145,7 @@ def run_now(pipeline: str, name: str, as_json: bool) -> None:
         print_json([{"schema": result.database, **result._asdict()} for result in results])
     else:
         for result in results:
-            click.echo(f"{name} in {result.database} {result.state}: {result.outcome}")
+            say(f"{name} in {result.database} {result.state}: {result.outcome}")
     sys.exit(any(result.state != "done" for result in results))
 
 
@@ -158,7 +159,7 @@ def pause(pipeline: str, name: str) -> None:
     Examples:
       djjobs schedule pause my_pipeline.analysis nightly
     """
-    click.echo(f"{name} is paused" if pause_schedule(pipeline, name) else f"{name} was paused already")
+    say(f"{name} is paused" if pause_schedule(pipeline, name) else f"{name} was paused already")
 
 
 @schedule.command()
@@ -171,7 +172,7 @@ def resume(pipeline: str, name: str) -> None:
     Examples:
       djjobs schedule resume my_pipeline.analysis nightly
     """
-    click.echo(f"{name} is resumed" if resume_schedule(pipeline, name) else f"{name} was not paused")
+    say(f"{name} is resumed" if resume_schedule(pipeline, name) else f"{name} was not paused")
 
 
 # -- what is shown ---------------------------------------------------------------------------------------------
@@ -185,11 +186,14 @@ def _all_schemas() -> list[Any]:
 def _line(row: dict[str, Any]) -> dict[str, Any]:
     return {
         **row,
-        "when": str(Rule(row["every"], row["cron"], row["timezone"])),
+        "when": str(Rule(row["every"], row["cron"], row["timezone"]))
+        if row["every"] is not None or row["cron"]
+        else "",
         "next": _moment(row, "next_time") if row["enabled"] else "paused",
+        "scheduler": row["scheduler"] or "none",
         "last": _moment(row, "last_time"),
-        "state": row["last_state"],
-        "outcome": row["last_outcome"],
+        "state": "failed" if row["fault"] else row["last_state"],
+        "outcome": row["fault"] or row["last_outcome"],
     }
 
 
@@ -213,4 +217,5 @@ def _document(row: dict[str, Any]) -> dict[str, Any]:
 def _warn_if_nobody_fires(rows: list[dict[str, Any]]) -> None:
     idle = {row["target"].partition(":")[0] for row in rows if not row["scheduler"]}
     if idle:
-        click.echo(f"No scheduler runs: djjobs scheduler {' '.join(sorted(idle))}", err=True)
+        # A target may be anything, also to the shell that somebody copies this to.
+        say(f"No scheduler runs: {shlex.join(['djjobs', 'scheduler', *sorted(idle)])}", err=True)

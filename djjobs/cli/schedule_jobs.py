@@ -13,7 +13,7 @@ from ..run.run import Run
 from ..table.targets import tables_of
 from . import completion
 from .options import Condition, Duration, Moment, explaining_targets
-from .output import as_json_option, counted, print_json
+from .output import as_json_option, counted, print_json, say
 
 __all__ = ["schedule_jobs"]
 
@@ -62,7 +62,7 @@ def schedule_jobs(
     if not as_json:
         for table_name, run in runs.items():
             number = f" (run {run.run_id})" if name else ""
-            click.echo(f"{table_name}: {counted(run.scheduled, 'job')} scheduled{number}")
+            say(f"{table_name}: {counted(run.scheduled, 'job')} scheduled{number}")
     if wait:
         for run in runs.values():
             run.wait(display_progress=sys.stderr.isatty())

@@ -19,7 +19,7 @@ from .options import explaining_targets
 @click.option("--json-logs", is_flag=True, help="Log one JSON object a line.")
 @explaining_targets
 def scheduler(targets: tuple[str, ...], once: bool, quiet: bool, json_logs: bool) -> None:
-    """Fire the schedules in the schemas of the targets, until stopped.
+    """Fire the schedules of the tables of the targets, until stopped.
 
     Any number may run: one leads, and another takes over when it dies. `djjobs worker
     --with-scheduler` does the same beside its work.

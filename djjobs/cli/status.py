@@ -6,6 +6,7 @@ import json
 
 import click
 
+from ..printable import printable
 from ..table.targets import module_or_schema
 from ..views.status import status as status_of
 from . import completion
@@ -30,4 +31,4 @@ def status(pipeline: str, as_json: bool) -> None:
     if as_json:
         print_json(json.loads(frame.to_json(orient="index")))
     else:
-        click.echo(frame.to_string(na_rep=""))
+        click.echo(printable(frame.to_string(na_rep="")))

@@ -39,7 +39,7 @@ from .options import Condition, Duration, explaining_targets
     type=Duration(),
     help=f"On SIGTERM or Ctrl-C, let running jobs go on for so long.  [default: {settings.grace:g}]",
 )
-@click.option("--with-scheduler", is_flag=True, help="Also fire the schedules of these tables' schemas.")
+@click.option("--with-scheduler", is_flag=True, help="Also fire the schedules of these tables.")
 @click.option("--quiet", is_flag=True, help="Log only warnings and errors.")
 @click.option("--json-logs", is_flag=True, help="Log one JSON object a line.")
 @explaining_targets

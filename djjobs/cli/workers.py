@@ -10,7 +10,7 @@ from ..dj.compat import datajoint_api
 from ..queue.queue import workers as workers_of
 from ..table.targets import schemas_of
 from . import completion
-from .output import as_json_option, print_json, print_table, utc
+from .output import as_json_option, print_json, print_table, say, utc
 
 _COLUMNS = (
     "schema",
@@ -47,7 +47,7 @@ def workers(pipeline: str, as_json: bool) -> None:
     elif rows:
         print_table([_line(row) for row in rows], _COLUMNS, coloured="state")
     else:
-        click.echo("No workers.", err=True)
+        say("No workers.", err=True)
 
 
 def _line(row: dict[str, Any]) -> dict[str, Any]:

@@ -15,10 +15,14 @@ from datajoint.errors import AccessError, LostConnectionError
 from datajoint.table import Table
 
 from ..errors import DjJobsError
+from .connecting import connecting_within
 from .connection import KEPT
 from .job_tables import ClassicJobTables, ModernJobTables
 
-__all__ = ["AccessError", "LostConnectionError", "config_value", "datajoint_api"]
+__all__ = ["CONNECT_LIMIT", "AccessError", "LostConnectionError", "config_value", "datajoint_api"]
+
+#: How long a server may take for a new connection.
+CONNECT_LIMIT = 5.0
 
 
 class _ClassicConfig:
@@ -94,7 +98,12 @@ class _Classic(ClassicJobTables):
 
         return _get(connection, attribute, value, squeeze=False, download_path=".")
 
-    def reconnect(self, connection: Any) -> None:
+    def reconnect(self, connection: Any, seconds: float = CONNECT_LIMIT) -> None:
+        """Open a connection again, within so many seconds. Defaults to 5 s."""
+        with connecting_within(seconds):
+            self._connect(connection)
+
+    def _connect(self, connection: Any) -> None:
         from datajoint.connection import connect_host_hook
 
         connect_host_hook(connection)
@@ -191,7 +200,7 @@ class _Modern(ModernJobTables, _Classic):
 
         return decode_attribute(attribute, value, connection=connection)
 
-    def reconnect(self, connection: Any) -> None:
+    def _connect(self, connection: Any) -> None:
         connection.connect()
 
     def put_on(self, table: Table, connection: Any) -> None:

@@ -2,28 +2,40 @@
 
 from __future__ import annotations
 
+import os
+import socket
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any, TypeVar
+
+from ..errors import DjJobsError
 
 __all__ = [
     "KEPT",
+    "MakeTransaction",
     "account_of",
-    "before_commit",
+    "cancel_statement",
     "connection_of",
     "driver_of",
     "forget_transaction",
     "has_transaction",
     "keep_with",
     "kept_with",
+    "put_driver",
     "renumber",
     "server_of",
     "share_schemas",
+    "shut_down",
     "tell_of_rollback",
     "when_rolled_back",
 ]
 
 T = TypeVar("T")
+
+#: The first bytes of a client of PostgreSQL that wants TLS.
+_HAS_TLS = bytes([0, 0, 0, 8, 4, 210, 22, 47])
+#: How long a server may take to answer them.
+_ANSWERS_WITHIN = 1.0
 
 #: Under this name a connection carries what djjobs keeps with it. (Connections cannot be keys of a dictionary.)
 KEPT = "_djjobs"
@@ -48,6 +60,51 @@ def connection_of(table: Any) -> Any:
 def driver_of(connection: Any) -> Any:
     """The connection of the database driver (psycopg2 or pymysql) below DataJoint's."""
     return connection._conn
+
+
+def put_driver(connection: Any, driver: Any) -> None:
+    """Let a connection use this one of the driver."""
+    connection._conn = driver
+
+
+def shut_down(connection: Any) -> None:
+    """Make the statement that waits on a connection return with an error, whatever the server does.
+
+    Called from another thread. The connection is lost.
+    """
+    driver = driver_of(connection)
+    with suppress(Exception):  # it may be closed already, or just be opened
+        number = driver.fileno() if hasattr(driver, "fileno") else driver._sock.fileno()
+        # On a copy of the descriptor, so that the driver closes its own one when it has seen the end.
+        with socket.socket(fileno=os.dup(number)) as line:
+            line.shutdown(socket.SHUT_RDWR)
+
+
+def cancel_statement(connection: Any) -> None:
+    """Ask PostgreSQL to end the statement that runs on a connection; not if it does not answer.
+
+    The driver keeps Python's lock while it asks, so that this process would stand still together with the server.
+    """
+    driver = driver_of(connection)
+    with suppress(Exception):  # there may be no server, and then no statement either
+        if _answers(driver.info.host, driver.info.port):
+            driver.cancel()
+
+
+def _answers(host: str, port: int) -> bool:
+    """Whether a PostgreSQL server says something when it is asked whether it has TLS."""
+    with _line_to(host, port) as line:
+        line.sendall(_HAS_TLS)
+        return bool(line.recv(1))
+
+
+def _line_to(host: str, port: int) -> socket.socket:
+    if not host.startswith("/"):
+        return socket.create_connection((host, port), _ANSWERS_WITHIN)
+    line = socket.socket(socket.AF_UNIX)
+    line.settimeout(_ANSWERS_WITHIN)
+    line.connect(f"{host}/.s.PGSQL.{port}")
+    return line
 
 
 def renumber(connection: Any, connection_id: int) -> None:
@@ -76,7 +133,11 @@ def keep_with(connection: Any, name: str, value: T) -> T:
 
 # -- transactions -------------------------------------------------------------------------------------------------
 
+_ENDS_OF_TRANSACTION = "start_transaction", "commit_transaction"
+
 _after_rollback: list[Callable[[Any], None]] = []
+#: The connections on which a make() runs now.
+_used_by_make: list[Any] = []
 
 
 def has_transaction(connection: Any) -> bool:
@@ -104,20 +165,86 @@ def tell_of_rollback(connection: Any) -> None:
         callback(connection)
 
 
-@contextmanager
-def before_commit(connection: Any, prepare: Callable[[], None]) -> Iterator[None]:
-    """Meanwhile, call this just before each commit on a connection. If it raises, nothing is committed.
+class MakeTransaction:
+    """The transaction that make() runs in. DataJoint begins and commits it; make() itself must not.
 
-    DataJoint's plain make and its three-part make both end in `commit_transaction`.
+    Use it as a context manager around DataJoint's call of make(). DataJoint's plain make and its three-part make both
+    end in `commit_transaction`.
+
+    Parameters
+    ----------
+    connection
+        The connection of the table.
+    label : str
+        The name of the table, for errors.
+    prepare : callable
+        Called just before the commit. If it raises, nothing is committed.
     """
-    commit = connection.commit_transaction
 
-    def prepare_and_commit() -> None:
-        prepare()
-        commit()
+    def __init__(self, connection: Any, label: str, prepare: Callable[[], None]) -> None:
+        self._connection, self._label, self._prepare = connection, label, prepare
+        self._replaced: dict[str, Any] = {}
+        #: Whether make() itself runs now, and whether DataJoint had begun the transaction before.
+        self._in_make = self._is_datajoints = False
 
-    connection.commit_transaction = prepare_and_commit
-    try:
-        yield
-    finally:
-        del connection.commit_transaction
+    def __enter__(self) -> MakeTransaction:
+        attributes = self._connection.__dict__
+        self._begin_plainly, self._commit_plainly = (getattr(self._connection, name) for name in _ENDS_OF_TRANSACTION)
+        self._replaced = {name: attributes[name] for name in _ENDS_OF_TRANSACTION if name in attributes}
+        attributes.update(zip(_ENDS_OF_TRANSACTION, (self._begin, self._commit), strict=True))
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for name in _ENDS_OF_TRANSACTION:
+            self._connection.__dict__.pop(name, None)
+        self._connection.__dict__.update(self._replaced)
+
+    @contextmanager
+    def in_make(self) -> Iterator[None]:
+        """A stretch in which make() itself runs."""
+        self._in_make, self._is_datajoints = True, has_transaction(self._connection)
+        _used_by_make.append(self._connection)
+        try:
+            yield
+        finally:
+            self._in_make = False
+            _used_by_make.remove(self._connection)
+
+    def _begin(self) -> None:
+        if self._in_make and self._is_datajoints:
+            raise self._not_allowed("connection.transaction or connection.start_transaction()")
+        self._begin_plainly()
+
+    def _commit(self) -> None:
+        if not self._in_make:
+            if not has_transaction(self._connection):
+                raise self._not_allowed("connection.cancel_transaction()")
+            self._prepare()
+        elif self._is_datajoints:
+            raise self._not_allowed("connection.commit_transaction()")
+        # Else make() has begun this transaction itself, in a part of it that runs outside DataJoint's.
+        self._commit_plainly()
+
+    def _not_allowed(self, call: str) -> DjJobsError:
+        return DjJobsError(
+            f"make() of {self._label} called {call}. make() runs inside a transaction, which is committed together "
+            "with the end of its job when make() returns. Remove the call."
+        )
+
+
+def _cut_off_copies() -> None:
+    """Called in a process that make() has forked: it cannot speak on the connection of its parent.
+
+    Both would read each other's answers, and the parent would wait for ever for one that the other has read.
+    """
+    for connection in _used_by_make:
+        with suppress(Exception):  # it is closed already
+            driver = driver_of(connection)
+            number = (driver if hasattr(driver, "fileno") else driver._sock).fileno()
+            closed, other_end = socket.socketpair()
+            other_end.close()
+            os.dup2(closed.fileno(), number)
+            closed.close()
+
+
+os.register_at_fork(after_in_child=_cut_off_copies)

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable
+import inspect
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, TypeVar
 
 import datajoint as dj
+import numpy as np
 from datajoint.expression import QueryExpression
 from datajoint.heading import Heading
-from datajoint.preview import preview, repr_html
+from datajoint.preview import preview as _preview
+from datajoint.preview import repr_html as _repr_html
 from datajoint.table import Table
 
+from ..printable import as_html, one_line
 from .compat import datajoint_api
 
 __all__ = [
@@ -57,9 +62,43 @@ def keys_of(table: Any, restrictions: tuple[Any, ...]) -> Any:
     return table._jobs_to_do(restrictions)
 
 
-def make_one(table: Any, key: dict[str, Any], make_kwargs: dict[str, Any] | None) -> bool:
-    """Call make() for one key in a transaction, as `populate` does; whether there was something to make."""
-    return table._populate1(key, None, False, True, make_kwargs=make_kwargs)
+def make_one(
+    table: Any,
+    key: dict[str, Any],
+    make_kwargs: dict[str, Any] | None,
+    in_make: Callable[[], AbstractContextManager[Any]] = nullcontext,
+) -> bool:
+    """Call make() for one key in a transaction, as `populate` does; whether there was something to make.
+
+    Parameters
+    ----------
+    in_make : callable
+        Gives a context manager for each stretch in which make() itself runs, and nothing of DataJoint around it.
+        Defaults to none.
+    """
+    name = "_make_tuples" if hasattr(table, "_make_tuples") else "make"
+    make = getattr(table, name)
+
+    def at_once(*arguments: Any, **options: Any) -> Any:
+        with in_make():
+            return make(*arguments, **options)
+
+    def in_steps(*arguments: Any, **options: Any) -> Iterator[Any]:
+        steps, given = make(*arguments, **options), None
+        while True:
+            with in_make():
+                try:
+                    result = steps.send(given)
+                except StopIteration:
+                    return
+            given = yield result
+
+    # DataJoint looks at the function to see whether make() has three parts.
+    table.__dict__[name] = in_steps if inspect.isgeneratorfunction(make) else at_once
+    try:
+        return table._populate1(key, None, False, True, make_kwargs=make_kwargs)
+    finally:
+        del table.__dict__[name]
 
 
 # -- tables of ours -------------------------------------------------------------------------------------------------
@@ -121,6 +160,71 @@ def with_condition(query: T, sql: str) -> T:
 def is_cut(query: Any) -> bool:
     """Whether a query gives some of its rows only: the first ones, or one of each kind."""
     return bool(query._top or query._distinct)
+
+
+# -- previews ---------------------------------------------------------------------------------------------------------
+
+
+def preview(query: Any, limit: int | None = None, width: int | None = None) -> str:
+    """The first rows of a query as text, as DataJoint shows them."""
+    return _preview(_Shown(query, one_line), limit, width)
+
+
+def repr_html(query: Any) -> str:
+    """The first rows of a query as HTML, as DataJoint shows them."""
+    return _repr_html(_Shown(query, as_html))
+
+
+class _Shown:
+    """A query as DataJoint's previews see it. They put texts into a terminal and into HTML as they are, so they get
+    texts that are fit for that.
+
+    Parameters
+    ----------
+    query
+        The query. Its heading is changed, so it must be nobody else's.
+    fit : callable
+        Makes a text fit to be shown.
+    """
+
+    def __init__(self, query: Any, fit: Callable[[str], str]) -> None:
+        self._query, self._fit = query, fit
+        self.connection, self.primary_key, self.heading = query.connection, query.primary_key, query.heading
+        for name, attribute in self.heading.attributes.items():
+            change_attribute(self.heading, name, comment=fit(attribute.comment or ""))
+        # Not `table_status`: DataJoint would look it up, and the columns with it.
+        status = self.heading._table_status
+        if status is not None:
+            self.heading._table_status = {**status, "comment": fit(status["comment"] or "")}
+
+    def __len__(self) -> int:
+        return len(self._query)
+
+    def proj(self, *names: str) -> _Rows:
+        return _Rows(self._query.proj(*names), self._fit)
+
+
+class _Rows:
+    """The rows of a query, in which every value is a text that is fit to be shown."""
+
+    def __init__(self, query: Any, fit: Callable[[str], str]) -> None:
+        self._query, self._fit, self.primary_key = query, fit, query.primary_key
+
+    def __len__(self) -> int:
+        return len(self._query)
+
+    def fetch(self, **options: Any) -> Any:
+        """DataJoint 0.14 asks so."""
+        return self._shown(self._query.fetch(**options))
+
+    def to_arrays(self, **options: Any) -> Any:
+        """DataJoint 2 asks so."""
+        return self._shown(self._query.to_arrays(**options))
+
+    def _shown(self, rows: Any) -> Any:
+        names = rows.dtype.names
+        texts = [tuple(self._fit(str(row[name])) for name in names) for row in rows]
+        return np.array(texts, dtype=[(name, object) for name in names])
 
 
 # -- headings ---------------------------------------------------------------------------------------------------------

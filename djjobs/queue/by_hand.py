@@ -12,7 +12,7 @@ from typing import Any
 from ..dj.blobs import pack
 from ..errors import DjJobsError
 from .database import portions
-from .finish import storable, truncated
+from .finish import cut, storable, truncated
 from .identity import version_metadata
 from .table_queue import TableQueue
 from .tables import tell_of_running
@@ -64,7 +64,7 @@ def complete(jobs: TableQueue, key: Mapping[str, Any], key_hash: str | None, dur
 def fail(jobs: TableQueue, key: Mapping[str, Any], key_hash: str | None, message: str, stack: str | None) -> None:
     """End a job with an error."""
     _insist_on_job(jobs, key, key_hash)
-    told = {"message": truncated(storable(message)), "stack": None if stack is None else pack(stack)}
+    told = {"message": truncated(message), "stack": None if stack is None else pack(storable(cut(stack)))}
     if not _change(jobs, jobs.queue.engine.by_hand.fail_by_hand, key_hash=key_hash, **told):
         raise _is_running(jobs, key)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 import sys
 import time
@@ -12,15 +13,33 @@ from typing import Any, TypeVar
 import datajoint as dj
 from datajoint.errors import MissingTableError, QuerySyntaxError, UnknownAttributeError
 
-from ..dj.compat import AccessError, LostConnectionError, datajoint_api
-from ..dj.connection import driver_of, forget_transaction, has_transaction, renumber
+from ..dj.compat import CONNECT_LIMIT, AccessError, LostConnectionError, datajoint_api
+from ..dj.connecting import connect_at_next_use, let_connect, refuse_to_connect
+from ..dj.connection import (
+    cancel_statement,
+    forget_transaction,
+    has_transaction,
+    keep_with,
+    kept_with,
+    renumber,
+    shut_down,
+)
 from ..errors import DjJobsError
 from ..settings import settings
 from ..sql import Engine, engine_for
+from ..sql.connection import LOCKED, NO_SERVER, READ_ONLY
+from .waiting import Patience
+from .watchdog import limited
 
 __all__ = ["Database", "connect", "connected", "explained", "portions"]
 
 _TRIES, _HURRIED_TRIES = 10, 2
+#: How long a new connection may take if there is more to do.
+_SHORT_LIMIT = 2.0
+#: Under this name it is kept with a connection that nobody is to use any more.
+_HUNG_UP = "hung up"
+#: How long to wait for the lock of somebody who declares the same tables.
+LOCK_PATIENCE = 30.0
 _PORTION = 5000
 T = TypeVar("T")
 
@@ -33,22 +52,22 @@ class Database:
     tries_to_connect : int
         How often a statement is tried when the connection is lost.
     hurried : bool
-        Whether there is more to do meanwhile, so that no statement may wait long for what others keep locked. For a
-        connection that nobody else uses. Defaults to False.
+        Whether there is more to do meanwhile, so that no statement may wait long for what others keep locked, or for
+        a server that does not answer. For a connection that nobody else uses. Defaults to False.
     """
 
     def __init__(self, connection: Any, tries_to_connect: int = 5, hurried: bool = False) -> None:
         self.connection, self._tries_to_connect, self._hurried = connection, tries_to_connect, hurried
         self.engine: Engine = engine_for(datajoint_api.backend(connection))
         self._open = False
-        self._patience = 0.0
-        self._given_up: Callable[[], bool] = lambda: False
+        self._patience = Patience()
+        self._is_retrying = False
         self._user: str | None = None
         self._set_up()
 
     def _set_up(self) -> None:
         if self._hurried:
-            self.connection.query(self.engine.connection.wait_little)
+            self._query(self.engine.connection.wait_little)
 
     @property
     def user(self) -> str:
@@ -57,14 +76,23 @@ class Database:
             self._user = str(self.execute(self.engine.connection.own_user).fetchone()[0])
         return self._user
 
+    # -- statements and transactions ------------------------------------------------------------------------
+
     def execute(self, sql: str, **parameters: Any) -> Any:
         """Run one statement and return its cursor. Outside a transaction it is tried again if the connection is lost.
 
         Inside a transaction, ours or the one that make() runs in, that would repeat its second half only.
         """
         if self._open or has_transaction(self.connection):
+            return self._query(sql, parameters)
+        return self.retry(lambda: self._query(sql, parameters))
+
+    def _query(self, sql: str, parameters: Any = ()) -> Any:
+        self._insist_on_line()
+        if not self._hurried:
             return self.connection.query(sql, args=parameters, reconnect=False)
-        return self.retry(lambda: self.connection.query(sql, args=parameters, reconnect=False))
+        with limited(_limit(), lambda: shut_down(self.connection)):
+            return self.connection.query(sql, args=parameters, reconnect=False)
 
     def change(self, sql: str, **parameters: Any) -> int:
         """Run one statement in a transaction of its own and return how many rows it changed."""
@@ -95,104 +123,201 @@ class Database:
         finally:
             self._open = False
 
-    @property
-    def interrupt(self) -> Callable[[], None] | None:
-        """Makes the statement that runs now return with an error, from another thread; None if a signal does."""
-        if not self.engine.connection.defers_signals:
-            return None
-
-        def cancel() -> None:
-            with suppress(Exception):  # there may be no server, and then no statement either
-                driver_of(self.connection).cancel()
-
-        return cancel
-
     def roll_back(self) -> None:
         """Roll back, also what DataJoint began; if that does not get through, start afresh."""
         try:
-            self.connection.query(self.engine.connection.roll_back, reconnect=False)
+            self._query(self.engine.connection.roll_back)
         except Exception:
             self.reconnect()
         forget_transaction(self.connection)
 
-    def start_afresh(self) -> None:
-        """Open a new connection. An interrupt may have left the old one in the middle of an answer."""
-        with suppress(Exception):
-            self.connection.close()
-        datajoint_api.reconnect(self.connection)
-        forget_transaction(self.connection)
-        renumber(self.connection, self.connection.query(self.engine.connection.own_connection_id).fetchone()[0])
-        self._set_up()
+    # -- faults of the server -------------------------------------------------------------------------------
+
+    @contextmanager
+    def patient(self, seconds: float, unless: Callable[[], bool]) -> Iterator[None]:
+        """For a stretch of work: wait so long for a server that is away or refuses, unless asked to give up."""
+        self._patience = Patience(seconds, unless)
+        try:
+            yield
+        finally:
+            self._patience = Patience()
 
     def retry(self, action: Callable[[], T]) -> T:
-        """Do a whole transaction again when a deadlock or a lost connection ended it."""
-        for tried in range(_TRIES):
-            try:
-                return action()
-            except Exception as error:
-                lost = self.is_lost(error)
-                tries = self._tries_to_connect if lost else _HURRIED_TRIES if self._hurried else _TRIES
-                if tried >= tries - 1 or not self.is_transient(error):
-                    raise
-                time.sleep(random.uniform(0, 0.01 * 2**tried))
-                if lost:
-                    self._try_to_connect(error)
-        raise AssertionError("not reached")
+        """Do a whole transaction again when a fault of the server ended it: a deadlock, a lost connection.
+
+        What only takes time (a server that is away or read-only, a full disk) is waited for as long as there is
+        patience.
+        """
+        outermost, self._is_retrying = not self._is_retrying, True
+        try:
+            for tried in itertools.count():
+                try:
+                    result = action()
+                except Exception as error:
+                    if not self._may_try_again(error, tried):
+                        raise
+                    if self.is_lost(error):
+                        self._try_to_connect(error)
+                else:
+                    if outermost:
+                        # That a part of it has succeeded says nothing: a server that is read-only begins transactions.
+                        self._patience.is_over()
+                    return result
+            raise AssertionError("not reached")
+        finally:
+            self._is_retrying = not outermost
+
+    def _may_try_again(self, error: Exception, tried: int) -> bool:
+        """Whether to do it again; if so, after a pause."""
+        reason, lost = self.reason_to_wait(error), self.is_lost(error)
+        if reason is not None and self._patience.is_left():
+            self._patience.pause(reason, error)
+            return True
+        waits = reason is not None and reason != LOCKED and not lost
+        if waits or not self.is_transient(error) or (lost and tried and self._patience.given_up()):
+            return False
+        if tried >= (self._tries_to_connect if lost else _HURRIED_TRIES if self._hurried else _TRIES) - 1:
+            return False
+        time.sleep(random.uniform(0, 0.01 * 2**tried))
+        return True
 
     def _try_to_connect(self, lost: Exception) -> None:
         """Open a new connection, if there is a server; that there is none the next try will say."""
         try:
             self.recover_from(lost)
         except Exception as error:
-            if self.engine.errors.diagnose(error) == "credentials" or self._patience:
+            if self.engine.errors.diagnose(error) == "credentials":
                 raise
-
-    @contextmanager
-    def patient(self, seconds: float, unless: Callable[[], bool]) -> Iterator[None]:
-        """For a stretch of work: wait so long for a server that has gone away, unless asked to give up."""
-        self._patience, self._given_up = seconds, unless
-        try:
-            yield
-        finally:
-            self._patience, self._given_up = 0.0, lambda: False
 
     def recover_from(self, error: BaseException) -> None:
         """Get a connection to work again that an error ended a transaction on; wait for the server if need be."""
-        if not self.is_lost(error):
-            self.roll_back()
-        else:
+        if self.is_lost(error):
             self.reconnect()
+        else:
+            self.roll_back()
+        if self.reason_to_wait(error) == READ_ONLY:
+            self._wait_for_changes(error)
+
+    def _wait_for_changes(self, error: BaseException) -> None:
+        """The server takes no changes: wait until it does, or raise the error again."""
+
+        def insist() -> None:
+            if not self.execute(self.engine.connection.takes_changes).fetchone()[0]:
+                raise error
+
+        self.retry(insist)
 
     def reconnect(self) -> None:
         """Open a new connection; if the server has gone away, wait for it as long as there is patience."""
-        deadline = time.monotonic() + self._patience
-        pause = 0.05
         while True:
             try:
                 self.start_afresh()
                 return
             except Exception as failure:
-                patient = time.monotonic() + pause <= deadline and not self._given_up()
-                if not patient or self.engine.errors.diagnose(failure) != "unreachable":
+                reason = self.reason_to_wait(failure)
+                if reason is None or not self._patience.is_left():
                     raise
-            time.sleep(random.uniform(pause / 2, pause))
-            pause = min(pause * 2, 2.0)
+                self._patience.pause(reason, failure)
+
+    def start_afresh(self) -> None:
+        """Open a new connection. An interrupt may have left the old one in the middle of an answer."""
+        let_connect()
+        with suppress(Exception):
+            self.connection.close()
+        self._insist_on_line()
+        self._connect(_SHORT_LIMIT if self._hurried or self._patience.given_up() else CONNECT_LIMIT)
+        forget_transaction(self.connection)
+        self._set_up()
+
+    def _connect(self, seconds: float = CONNECT_LIMIT) -> None:
+        datajoint_api.reconnect(self.connection, seconds)
+        with limited(seconds, lambda: shut_down(self.connection)):
+            number = self.connection.query(self.engine.connection.own_connection_id, reconnect=False).fetchone()[0]
+        renumber(self.connection, number)
 
     def is_transient(self, error: BaseException) -> bool:
+        """Whether the same transaction may succeed if it is tried again."""
         return self.is_lost(error) or self.engine.errors.is_transient(error)
 
     def is_lost(self, error: BaseException) -> bool:
+        """Whether the connection is gone."""
         return isinstance(error, LostConnectionError) or self.engine.errors.is_lost(error)
+
+    def reason_to_wait(self, error: BaseException) -> str | None:
+        """What has to pass before the same thing can succeed, in words; None if waiting does not help."""
+        return self.engine.errors.reason_to_wait(error) or (NO_SERVER if self.is_lost(error) else None)
+
+    # -- a statement that is not to be waited for any longer ------------------------------------------------
+
+    @property
+    def interrupt(self) -> Callable[[], None] | None:
+        """Makes the statement that runs now return with an error, from another thread; None if a signal does."""
+        if not self.engine.connection.defers_signals:
+            return None
+        return lambda: cancel_statement(self.connection)
+
+    def stay(self) -> None:
+        """Keep DataJoint from connecting again by itself, until `start_afresh` does."""
+        refuse_to_connect()
+
+    def cut(self) -> None:
+        """End the statement that runs now, from another thread, even if the server does not answer."""
+        self.stay()
+        shut_down(self.connection)
+
+    def hang_up(self) -> None:
+        """The same, and from now on nobody asks anything of the server over this connection."""
+        keep_with(self.connection, _HUNG_UP, True)
+        self.cut()
+
+    def pick_up(self) -> None:
+        """The server may be asked again. Whoever does that next also connects: this may take time."""
+        let_connect()
+        if kept_with(self.connection, _HUNG_UP):
+            keep_with(self.connection, _HUNG_UP, False)
+            self.connect_later()
+
+    def connect_later(self) -> None:
+        """Leave the connection closed until somebody uses it."""
+        with suppress(Exception):
+            self.connection.close()
+        forget_transaction(self.connection)
+        connect_at_next_use(self.connection, lambda _connection: self._connect())
+
+    def _insist_on_line(self) -> None:
+        if kept_with(self.connection, _HUNG_UP):
+            raise LostConnectionError("The server did not answer, and somebody wants to stop.")
+
+    # -- locks by name ----------------------------------------------------------------------------------------
 
     @contextmanager
     def locked(self, name: str) -> Iterator[None]:
         """Hold a named lock of the server. For declaring tables only: it dies with the session."""
-        take, give_back = self.engine.connection.lock(name)
-        self.execute(take)
+        statements = self.engine.connection
+        name = name[: statements.longest_lock]
+        deadline = time.monotonic() + LOCK_PATIENCE
+        while not self.execute(statements.take_lock, name=name).fetchone()[0]:
+            if time.monotonic() > deadline:
+                raise self._lock_is_held(name)
+            time.sleep(random.uniform(0.05, 0.1))
         try:
             yield
         finally:
-            self.execute(give_back)
+            self.execute(statements.give_back_lock, name=name)
+
+    def _lock_is_held(self, name: str) -> DjJobsError:
+        holder = self.execute(self.engine.connection.holder_of_lock, name=name).fetchone()
+        who = holder[0] if holder and holder[0] else "an unknown connection"
+        return DjJobsError(
+            f"Another process holds the server's lock {name!r}, and did not give it back within {LOCK_PATIENCE:g} s: "
+            f"{who}. Perhaps it is declaring or upgrading the queue of this schema. Nothing was changed. "
+            "Try again later, or end that connection."
+        )
+
+
+def _limit() -> float:
+    """How long a statement of a hurried connection may take: a lease has room for several."""
+    return max(1.0, min(10.0, settings.lease / 4))
 
 
 def portions(items: Sequence[T], size: int | None = None) -> Iterator[tuple[T, ...]]:

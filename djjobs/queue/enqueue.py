@@ -44,6 +44,8 @@ DueTime = datetime.datetime | datetime.timedelta | None
 _ALL = ""
 #: For how many seconds the control table remembers a scheduling under restrictions.
 _REMEMBERED = 3600
+#: For how many seconds a statement may have waited for the control row.
+_LONGEST_WAIT_FOR_ROW = 60.0
 #: The ids of runs are below this, so that JSON and floats hold them exactly.
 _RUN_IDS = 2**53
 #: Categories of characters that a name must not have: controls, ends of lines, and halves of characters.
@@ -94,7 +96,7 @@ def schedule(
 
 def is_scheduling(queue: Queue, table_name: str) -> bool:
     """Whether somebody is scheduling this table right now."""
-    return bool(queue.ask(queue.engine.control.is_scheduling, table=table_name))
+    return bool(queue.ask(queue.engine.control.is_scheduling, table=table_name, ahead=_ahead()))
 
 
 def insert_new(queue: Queue, keys: Keys, status: str, priority: int, few: bool = False, automatic: bool = False) -> int:
@@ -350,12 +352,18 @@ def _begin(queue: Queue, scope: str, parameters: dict[str, Any], interval: float
         queue.change(engine.control.add_scope, table=table_name, scope=scope)
     if is_scheduled and interval:
         return False
-    limits = {"interval": interval, "mark": settings.scheduling_timeout}
+    limits = {"interval": interval, "mark": settings.scheduling_timeout, "ahead": _ahead()}
     return bool(queue.change(engine.control.begin_scheduling, **parameters, **limits))
 
 
 def _is_scheduled(queue: Queue, table_name: str, scope: str, interval: float) -> bool | None:
     """Whether a scheduling of this scope runs or is recent; None if there never was one."""
-    which = {"table": table_name, "scope": scope, "interval": interval}
+    which = {"table": table_name, "scope": scope, "interval": interval, "ahead": _ahead()}
     row = queue.execute(queue.engine.control.is_scheduled, **which).fetchone()
     return None if row is None else bool(row[0])
+
+
+def _ahead() -> float:
+    """How far ahead a time of the control row can be. A statement that waited for the row has an earlier time than it
+    finds there."""
+    return settings.scheduling_timeout + _LONGEST_WAIT_FOR_ROW

@@ -7,13 +7,12 @@ from __future__ import annotations
 
 import copy
 import json
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from ..dj.blobs import pack
-from ..dj.connection import before_commit
+from ..dj.connection import MakeTransaction
 from ..errors import JobCancelled, JobTimeout, LeaseLost
 from ..interrupt import Stop
 from ..sql.queries import first_row
@@ -24,13 +23,15 @@ from .policy import Policy
 from .queue import Queue
 from .tables import ERROR_MESSAGE_LENGTH
 
-__all__ = ["Failure", "Finisher", "release_slot", "storable", "truncated"]
+__all__ = ["Failure", "Finisher", "cut", "release_slot", "storable", "truncated"]
 
 _CUT = "...truncated"
 #: How many attempts a job tells of, and how much of each stack trace: its end, where the error is.
 _ATTEMPTS_KEPT = 10
 _STACK_KEPT = 4000
 _MESSAGE_KEPT = 500
+#: No text is kept that is longer than this; every server takes so much in one statement.
+_LONGEST_TEXT = 2**18
 
 
 @dataclass(frozen=True)
@@ -43,6 +44,15 @@ class Failure:
     duration: float | None = None
     host: str = ""
     pid: int = 0
+
+    @property
+    def in_short(self) -> Failure:
+        """The same with little text, where the server does not take all of it."""
+        return replace(self, message=cut(self.message, _MESSAGE_KEPT), stack="")
+
+
+class _CannotLook(Exception):
+    """The target cannot be looked at: it was dropped, or its key has changed."""
 
 
 class Finisher:
@@ -80,8 +90,7 @@ class Finisher:
 
     # -- success ---------------------------------------------------------------------------------------
 
-    @contextmanager
-    def with_commit(self, job: Job, elapsed: Callable[[], float], stop: Stop) -> Iterator[None]:
+    def with_commit(self, job: Job, elapsed: Callable[[], float], stop: Stop) -> MakeTransaction:
         """Complete the job in the very transaction that DataJoint commits meanwhile.
 
         If the job is no longer ours, or was called off, the transaction must not be committed at all. From here on
@@ -90,13 +99,16 @@ class Finisher:
 
         def complete() -> None:
             stop.end_interruptible()
+            timeout = self.policy.timeout
+            if timeout is not None and elapsed() > timeout:
+                # Whoever was to interrupt it in time could not.
+                raise JobTimeout(f"make() of {self.name} took longer than {timeout:g} s.")
             if not self._complete(job, elapsed()):
                 self.queue.db.roll_back()
                 raise self._why_not(job)
             self._committing = job
 
-        with before_commit(self._table.connection, complete):
-            yield
+        return MakeTransaction(self._table.connection, self.name, complete)
 
     def already_done(self, job: Job) -> None:
         """The key was in the target before make() was called."""
@@ -161,13 +173,20 @@ class Finisher:
         is_dead: Callable[[], bool],
         wait_after: Callable[[list[dict[str, Any]]], float | None],
     ) -> str | None:
-        def end() -> str | None:
+        def end(
+            failure: Failure, wait_after: Callable[..., float | None], is_made: Callable[[Job], bool]
+        ) -> str | None:
             with self.queue.db.transaction():
                 statement = self.queue.engine.attempts.look_at_dead_claim
                 row = self.queue.execute(statement, **self._token(job)).fetchone() if is_dead() else None
-                return None if row is None else self._end_attempt(job, failure, row, wait_after, self._is_made)
+                return None if row is None else self._end_attempt(job, failure, row, wait_after, is_made)
 
-        return self.queue.db.retry(end)
+        try:
+            return self.queue.db.retry(lambda: end(failure, wait_after, self._is_made))
+        except _CannotLook as reason:
+            # Nobody would take the job back if this were left to others. As an error it tells people what to do.
+            told = replace(failure, message=f"{failure.message} {reason}")
+            return self.queue.db.retry(lambda: end(told, lambda _attempts: None, lambda _job: False))
 
     def _fail(self, job: Job, failure: Failure, wait: float | None, is_made: Callable[[Job], bool]) -> str:
         with self.queue.db.transaction():
@@ -211,11 +230,23 @@ class Finisher:
         return 0.0 if self.policy.comes_back(number, crashes) else None
 
     def _is_made(self, job: Job) -> bool:
+        """Whether the target has the key. The server compares it with the key in the queue.
+
+        A restriction would not do: DataJoint 0.14 cannot restrict by every text.
+        """
         if isinstance(job.key, UnfitKey):
             return False
-        target = getattr(self._table, "target", self._table)
-        sql = (target & job.key).proj().make_sql()
-        return self.queue.db.execute(first_row(sql)).fetchone() is not None
+        try:
+            made = first_row(self.keys.made_sql(self.queue))
+            parameters = {"table": self.table_name, "key_hash": job.key_hash}
+            return self.queue.db.execute(made, **parameters).fetchone() is not None
+        except Exception as error:
+            if self.queue.db.is_transient(error):
+                raise
+            raise _CannotLook(
+                f"Whether its result is there cannot be seen: {error} "
+                f"See to the table of {self.name}; then retry_jobs() or cleanup_jobs()."
+            ) from error
 
     def _record(self, number: int, now: Any, failure: Failure) -> dict[str, Any]:
         who = self.queue.signature()
@@ -225,14 +256,14 @@ class Finisher:
             "time": f"{now:%Y-%m-%d %H:%M:%S}",
             "host": failure.host or who["host"],
             "pid": failure.pid or who["pid"],
-            "message": storable(failure.message)[:ERROR_MESSAGE_LENGTH],
-            "stack": storable(_end_of_stack(failure))[-_STACK_KEPT:],
+            "message": storable(failure.message[:ERROR_MESSAGE_LENGTH])[:ERROR_MESSAGE_LENGTH],
+            "stack": storable(_end_of_stack(failure)[-_STACK_KEPT:])[-_STACK_KEPT:],
         }
 
     def _story(self, failure: Failure) -> dict[str, Any]:
         return {
-            "message": truncated(storable(failure.message)),
-            "stack": pack(storable(failure.stack)),
+            "message": truncated(failure.message),
+            "stack": pack(storable(cut(failure.stack))),
             "duration": failure.duration,
             "metadata": self._metadata(),
         }
@@ -321,12 +352,24 @@ def release_slot(queue: Queue, tables: Sequence[str], worker_id: str, slot: int,
 def _end_of_stack(failure: Failure) -> str:
     """The stack trace with not too much of a long message, which would leave no room for it."""
     said = failure.message.partition(": ")[2]
-    return failure.stack.replace(said, said[:_MESSAGE_KEPT] + _CUT) if len(said) > _MESSAGE_KEPT else failure.stack
+    if len(said) <= _MESSAGE_KEPT:
+        return failure.stack
+    end = failure.stack.rfind(said[:_MESSAGE_KEPT]) + _MESSAGE_KEPT
+    return failure.stack[:end] + _CUT if end >= _MESSAGE_KEPT else failure.stack
+
+
+def cut(text: str, most: int = _LONGEST_TEXT) -> str:
+    """A text that is not longer than this, with its beginning and its end. Defaults to what every server takes."""
+    if len(text) <= most:
+        return text
+    half = (most - len(_CUT)) // 2
+    return text[:half] + _CUT + text[-half:]
 
 
 def truncated(message: str) -> str:
-    """A message as long as the column holds, as DataJoint cuts it off."""
-    return message if len(message) <= ERROR_MESSAGE_LENGTH else message[: ERROR_MESSAGE_LENGTH - len(_CUT)] + _CUT
+    """A message that the column can hold, as long as it may be; DataJoint cuts it off in the same way."""
+    kept = storable(message[: ERROR_MESSAGE_LENGTH + 1])
+    return kept if len(kept) <= ERROR_MESSAGE_LENGTH else kept[: ERROR_MESSAGE_LENGTH - len(_CUT)] + _CUT
 
 
 def storable(text: str) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import os
 import platform
 import subprocess
@@ -16,7 +15,16 @@ import datajoint as dj
 
 from ..dj.compat import datajoint_api
 
-__all__ = ["Claimant", "claims_of", "cluster_job", "process_id", "run_metadata", "version_metadata"]
+__all__ = [
+    "Claimant",
+    "all_claims",
+    "claims_of",
+    "cluster_job",
+    "process_id",
+    "run_metadata",
+    "slot_of",
+    "version_metadata",
+]
 
 #: So many claims a slot can make before it would use the numbers of the next one.
 _CLAIMS_OF_A_SLOT = 2**40
@@ -31,10 +39,12 @@ class Claimant:
     def __init__(self, worker_id: str | None = None, slot: int = 0) -> None:
         self.worker_id = worker_id or str(uuid.uuid4())
         self.slot = slot
-        self._numbers = itertools.count(slot * _CLAIMS_OF_A_SLOT + 1)
+        #: The number that the next claim will have.
+        self.upcoming = slot * _CLAIMS_OF_A_SLOT + 1
 
     def next_claim(self) -> int:
-        return next(self._numbers)
+        number, self.upcoming = self.upcoming, self.upcoming + 1
+        return number
 
     def for_slot(self, slot: int) -> Claimant:
         """The same worker's slot, by a number that was not used before."""
@@ -44,6 +54,16 @@ class Claimant:
 def claims_of(slot: int) -> tuple[int, int]:
     """The first and the last number that a slot's claims can have."""
     return slot * _CLAIMS_OF_A_SLOT + 1, (slot + 1) * _CLAIMS_OF_A_SLOT
+
+
+def all_claims() -> tuple[int, int]:
+    """The first and the last number that any claim can have."""
+    return 0, 2**63 - 1
+
+
+def slot_of(claim: int) -> int:
+    """The number of the slot that made a claim."""
+    return (claim - 1) // _CLAIMS_OF_A_SLOT
 
 
 @cache

@@ -112,6 +112,7 @@ class Keys:
         self.query = self._key_source()
         self.attributes = {name: self.target.heading[name] for name in self.query.heading.primary_key}
         self._kinds = {name: kind_of(attribute, self.label) for name, attribute in self.attributes.items()}
+        self._made_sql: str | None = None
 
     def _key_source(self) -> Any:
         if self.table.restriction:
@@ -159,8 +160,21 @@ class Keys:
         quoted = datajoint_api.quote(self.table.connection, name)
         return KeyAttribute(name, quoted, self._kinds[name], type_, self.query.heading[name].type != type_)
 
-    def columns_sql(self, queue: Any) -> list[str]:
-        """SQL of the attributes of a key, out of the JSON of its job. They compare as the columns of the target do."""
+    def made_sql(self, queue: Any) -> str:
+        """SQL that has a row if the key of a job, given by the parameters `table` and `key_hash`, is in the target."""
+        if self._made_sql is None:
+            columns = self.columns_sql(queue, "job")
+            self._made_sql = self.sql.made_for_job(queue.jobs.full_table_name, columns)
+        return self._made_sql
+
+    def columns_sql(self, queue: Any, alias: str = "") -> list[str]:
+        """SQL of the attributes of a key, out of the JSON of its job. They compare as the columns of the target do.
+
+        Parameters
+        ----------
+        alias : str
+            The name that `~jobs` has in the query. Defaults to none.
+        """
         names = {"schema": self.target.database, "table": self.target.table_name}
         rows = queue.db.execute(
             self.engine.tables.column_types, full_name=self.target.full_table_name, **names
@@ -170,10 +184,9 @@ class Keys:
             raise DjJobsError(
                 f"The table of {self.label} is not in the database. Declare it, or look at djjobs.jobs(schema)."
             )
+        json_ = f"{alias}.{self.engine.dialect.key}" if alias else self.engine.dialect.key
         return [
-            self.engine.dialect.key_column(
-                self.engine.dialect.key, name, self._kinds[name], attribute.type, declared[name]
-            )
+            self.engine.dialect.key_column(json_, name, self._kinds[name], attribute.type, declared[name])
             for name, attribute in self.attributes.items()
         ]
 
@@ -188,7 +201,8 @@ class Keys:
         try:
             return {name: self._decode(name, values[name]) for name in self.attributes}
         except Exception as error:  # each type has its own way to refuse a value
-            return UnfitKey(values, f"{type(error).__name__}: {error}")
+            shown = values if isinstance(values, Mapping) else {"key": values}
+            return UnfitKey(shown, f"{type(error).__name__}: {error}")
 
     def _decode(self, name: str, value: Any) -> Any:
         kind = self._kinds[name]

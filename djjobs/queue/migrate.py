@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ..dj.blobs import key_json, unpack
 from .keys import Keys
 from .native import in_words, take_over
 from .queue import Queue, version_of
-from .tables import VERSION_MARK, job_columns
+from .tables import VERSION_MARK, QueueTable, columns_of, job_columns
 
 __all__ = ["copy_native_jobs", "upgrade_queue"]
 
@@ -70,15 +70,25 @@ def _upgrade(queue: Queue) -> int:
 
 
 def _add_columns(queue: Queue) -> int:
-    """Give a queue of an earlier version the columns that it lacks; return how many jobs it has."""
-    present, columns = queue.jobs.heading.names, job_columns(queue.db.connection, queue.engine)
+    """Give the tables of an earlier version the columns that they lack; return how many jobs there are."""
+    connection, tables = queue.db.connection, queue.engine.tables
     count = len(queue.jobs)
-    for name, column in columns.items():
-        if name not in present:
-            queue.db.execute(queue.sql(queue.engine.tables.add_column, column=column))
-    # This comes last: the comment says that all columns are there.
-    queue.db.execute(queue.sql(queue.engine.tables.set_comment, comment=VERSION_MARK))
+    _complete(queue, queue.jobs, job_columns(connection, queue.engine))
+    if queue.workers.is_declared:
+        _complete(queue, queue.workers, columns_of(queue.workers, queue.engine), queue.workers.dropped_columns)
+    # This comes last: the comment says that all columns are there. Tables that are missing are declared at first use.
+    queue.db.execute(queue.sql(tables.set_comment, comment=VERSION_MARK))
     return count
+
+
+def _complete(queue: Queue, table: QueueTable, columns: Mapping[str, str], dropped: Sequence[str] = ()) -> None:
+    present, tables, name = table.heading.names, queue.engine.tables, table.full_table_name
+    for column, declaration in columns.items():
+        if column not in present:
+            queue.db.execute(queue.sql(tables.add_column, table=name, column=declaration))
+    for column in dropped:
+        if column in present:
+            queue.db.execute(queue.sql(tables.drop_column, table=name, column=column))
 
 
 def _as_json(packed: bytes | None) -> str | None:

@@ -24,6 +24,7 @@ from .tables import (
     Jobs,
     QueueTable,
     Runs,
+    Sightings,
     Workers,
     job_columns,
 )
@@ -41,7 +42,7 @@ _LEGACY_COLUMNS = frozenset(
 
 
 class Queue:
-    """`~jobs`, `~jobs_control`, `~workers` and `~runs` of one schema.
+    """`~jobs`, `~jobs_control`, `~workers`, `~sightings` and `~runs` of one schema.
 
     One object for a connection and a schema: get it with `Queue.of`.
     """
@@ -53,6 +54,7 @@ class Queue:
         self.jobs = Jobs(connection, database)
         self.control = JobControl(connection, database)
         self.workers = Workers(connection, database)
+        self.sightings = Sightings(connection, database)
         self.runs = Runs(connection, database)
         #: The tables of which what DataJoint itself has recorded is ours already.
         self.taken_over: set[str] = set()
@@ -103,7 +105,7 @@ class Queue:
             del found[Jobs._name]
         elif Jobs._name in found:
             self._insist_on_version()
-        for table in (self.runs, self.control, self.workers):
+        for table in (self.runs, self.control, self.workers, self.sightings):
             if table._name not in found:
                 self.declare(table)
         if Jobs._name not in found:
@@ -156,6 +158,7 @@ class Queue:
         other.db, other.engine = db, db.engine
         other.jobs, other.control = copy_over(self.jobs, db.connection), copy_over(self.control, db.connection)
         other.workers, other.runs = copy_over(self.workers, db.connection), copy_over(self.runs, db.connection)
+        other.sightings = copy_over(self.sightings, db.connection)
         return other
 
     # -- statements ---------------------------------------------------------------------------------
@@ -167,7 +170,13 @@ class Queue:
 
     @property
     def _tables(self) -> dict[str, QueueTable]:
-        return {"jobs": self.jobs, "control": self.control, "workers": self.workers, "runs": self.runs}
+        return {
+            "jobs": self.jobs,
+            "control": self.control,
+            "workers": self.workers,
+            "sightings": self.sightings,
+            "runs": self.runs,
+        }
 
     def execute(self, statement: str, **parameters: Any) -> Any:
         return self.db.execute(self.sql(statement), **parameters)

@@ -30,7 +30,9 @@ __all__ = [
     "Leader",
     "Runs",
     "Schedules",
+    "Sightings",
     "Workers",
+    "columns_of",
     "in_all",
     "job_columns",
     "tell_of_running",
@@ -43,9 +45,10 @@ ERROR_MESSAGE_LENGTH = 2047
 RUN_NAME_LENGTH = 255
 RESTRICTION_LENGTH = 1000
 #: The comment of `~jobs` once all of it is there. A later version will know by it which version made the table.
-VERSION_MARK = "djjobs queue, version 2"
-#: The comments of earlier versions. `djjobs migrate` brings them up to date. Version 1 had no `automatic`.
-EARLIER_MARKS = ("djjobs queue, version 1",)
+VERSION_MARK = "djjobs queue, version 3"
+#: The comments of earlier versions. `djjobs migrate` brings them up to date. Version 1 had no `automatic`. Version 2
+#: had no `~sightings`, and no `beats` in `~workers`.
+EARLIER_MARKS = ("djjobs queue, version 1", "djjobs queue, version 2")
 #: The comment of `~jobs` before that.
 UNFINISHED_MARK = "djjobs queue, unfinished"
 
@@ -97,7 +100,16 @@ def job_definition() -> str:
 
 def job_columns(connection: Any, engine: Engine) -> dict[str, str]:
     """The columns of `~jobs` as SQL declares them. Texts have the character set that they should have."""
-    declarations = datajoint_api.column_sql(job_definition(), connection)
+    return _columns(job_definition(), connection, engine)
+
+
+def columns_of(table: QueueTable, engine: Engine) -> dict[str, str]:
+    """The same of another table of the queue."""
+    return _columns(table.definition, table.connection, engine)
+
+
+def _columns(definition: str, connection: Any, engine: Engine) -> dict[str, str]:
+    declarations = datajoint_api.column_sql(definition, connection)
     return dict(engine.tables.column(declaration, ASCII_COLUMNS) for declaration in declarations)
 
 
@@ -269,6 +281,9 @@ class Workers(QueueTable):
     _name = "~workers"
     json_columns = ("tables",)
 
+    #: Columns that earlier versions had.
+    dropped_columns = ("missed",)
+
     @property
     def definition(self) -> str:
         return """# djjobs: the workers of {database}; all times are UTC
@@ -279,13 +294,28 @@ class Workers(QueueTable):
         pid=0 : {big}
         started=null : datetime(6)
         last_heartbeat=null : datetime(6)
+        beats=0 : {big}  # how many heartbeats it has sent
         lease=60 : {real}  # seconds without a heartbeat after which the worker counts as dead
-        missed=null : datetime(6)  # when somebody first missed its heartbeat
         state="working" : varchar(16)  # working, stopping or dead
         slots=1 : {whole}  # how many jobs it can run side by side
         tables=null : {json}  # whose jobs it runs
         cluster_job="" : varchar(255)  # the cluster's number for it
         calls=0 : {big}  # how often it was asked to look for requests
+        """.format(database=self.database, **datajoint_api.types)
+
+
+class Sightings(QueueTable):
+    """`~sightings`: which heartbeats were seen from a machine, by those who look only once."""
+
+    _name = "~sightings"
+
+    @property
+    def definition(self) -> str:
+        return """# djjobs: who has seen which workers of {database}; all times are UTC
+        boot : char(36)  # the machine, from its last start on
+        ---
+        seen=null : {json}  # of each worker the heartbeat, and since when it is the same by the machine's own clock
+        last_seen=null : datetime(6)
         """.format(database=self.database, **datajoint_api.types)
 
 

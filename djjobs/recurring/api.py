@@ -11,7 +11,7 @@ from ..dj.compat import datajoint_api
 from ..errors import DjJobsError
 from ..queue.database import explained
 from ..queue.tables import Firings, Schedules
-from ..table.targets import schemas_of, tables_of
+from ..table.targets import loaded_tables, schemas_of, tables_of, upstream_first
 from .fire import carry_out_here
 from .rows import Schedule, Timetable
 from .rule import Rule
@@ -74,15 +74,23 @@ def firings(schema: Any) -> Firings:
 def listed(schemas: Iterable[Any]) -> list[dict[str, Any]]:
     """The rows of `~schedules` of some schemas, where there is one, each with the `schema` and its `scheduler`.
 
-    The latter is the host and the process that fires it, or None if none is known to be alive.
+    The latter is the host and the process that fires it, or None if none is known to be alive. `fault` says why a row
+    cannot be fired; empty if it can.
     """
     rows = []
     for schema in schemas:
         timetable = Timetable.if_declared(schema.connection, schema.database)
         if timetable is not None:
-            leader = timetable.living_leader()
-            for row in datajoint_api.dicts(timetable.schedules, order_by="name"):
-                rows.append({"schema": schema.database, **row, "scheduler": leader and leader.where})
+            known = {schedule.name: schedule for schedule in timetable.everything()}
+            leaders = timetable.living_leaders({schedule.target for schedule in known.values()})
+            # A time that the driver cannot read would hide all rows.
+            columns = [name for name in timetable.schedules.heading.names if name != "next_time"]
+            for row in datajoint_api.dicts(timetable.schedules.proj(*columns), order_by="name"):
+                schedule = known.get(row["name"])
+                if schedule is not None:
+                    leader = leaders.get(schedule.target)
+                    about = {"scheduler": leader and leader.where, "fault": schedule.fault}
+                    rows.append({"schema": schema.database, **row, "next_time": schedule.next_time, **about})
     return rows
 
 
@@ -187,13 +195,15 @@ def pause_schedule(pipeline: Any, name: str) -> bool:
 def resume_schedule(pipeline: Any, name: str) -> bool:
     """Let a schedule be due again, from now on; whether it was paused. What was due meanwhile is not made up."""
     with _found(pipeline, name) as found:
+        _insist_on_no_fault(found)
         return any([timetable.resume(schedule) for timetable, schedule in found])
 
 
 def run_schedule_now(pipeline: Any, name: str) -> list[FiringResult]:
     """Carry out a schedule at once, in this process, whether a scheduler runs or not.
 
-    It is an extra firing: the next due time stays. If a firing of the schedule runs already, this one is skipped.
+    It is an extra firing: the next due time stays. If a firing of the schedule runs already, this one is skipped. The
+    tables must be imported here already, or by naming their module: what a row names is not imported.
 
     Parameters
     ----------
@@ -209,9 +219,11 @@ def run_schedule_now(pipeline: Any, name: str) -> list[FiringResult]:
     """
     results = []
     with _found(pipeline, name) as found:
-        for timetable, schedule in found:
+        _insist_on_no_fault(found)
+        tables = [_imported_tables(timetable, schedule) for timetable, schedule in found]
+        for (timetable, schedule), its_tables in zip(found, tables, strict=True):
             firing, skipped = timetable.fire_by_hand(name)
-            result = ("skipped", skipped) if skipped else carry_out_here(timetable, schedule, firing)
+            result = ("skipped", skipped) if skipped else carry_out_here(timetable, schedule, firing, its_tables)
             results.append(FiringResult(timetable.database, *result))
     return results
 
@@ -243,6 +255,27 @@ def _found(pipeline: Any, name: str) -> Iterator[list[tuple[Timetable, Schedule]
             where = ", ".join(schema.database for schema in schemas)
             raise DjJobsError(f"There is no schedule {name!r} in {where}. {there}")
         yield found
+
+
+def _insist_on_no_fault(found: list[tuple[Timetable, Schedule]]) -> None:
+    for timetable, schedule in found:
+        if schedule.fault:
+            raise DjJobsError(
+                f"The row of the schedule {schedule.name!r} in {timetable.database} means nothing: {schedule.fault} "
+                "Remove it and add it again."
+            )
+
+
+def _imported_tables(timetable: Timetable, schedule: Schedule) -> list[Any]:
+    """The tables of a schedule. They are looked for in what this process has imported, and nothing is imported."""
+    tables = loaded_tables(schedule.target, timetable.database)
+    if not tables:
+        raise DjJobsError(
+            f"The schedule {schedule.name!r} in {timetable.database} is about {schedule.target}, which names no tables "
+            f"with the mixin in this schema that are imported here. If you know this target, name it in the place of "
+            f"{timetable.database}, or import it first. Nothing was run."
+        )
+    return upstream_first(tables)
 
 
 def _insist_on_no_transaction(connection: Any) -> None:

@@ -5,25 +5,23 @@ from __future__ import annotations
 import contextlib
 import functools
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from ..dj.compat import datajoint_api
 from ..interrupt import start_thread
 from ..queue.database import Database
 from ..settings import settings
-from ..table.targets import tables_of
 from ..work.outcome import describe
-from .rows import Firing, Schedule, Timetable
+from .rows import WHAT, Firing, Schedule, Timetable
 
-__all__ = ["WHAT", "carry_out", "carry_out_here"]
-
-#: What a schedule can be about, and the steps of it in their order.
-WHAT = {"jobs": ("jobs",), "cleanup": ("cleanup",), "both": ("cleanup", "jobs")}
+__all__ = ["carry_out", "carry_out_here"]
 
 
-def carry_out(timetable: Timetable, schedule: Schedule, firing: Firing) -> tuple[str, str]:
-    """Do what the schedule says, and record the outcome.
+def carry_out(timetable: Timetable, schedule: Schedule, firing: Firing, tables: Sequence[Any]) -> tuple[str, str]:
+    """Do what the schedule says with its tables, and record the outcome.
+
+    The target in the row is only a name here: it is never imported.
 
     All of it can be done twice without harm, so a firing whose process has died is simply carried out again, and a
     step that has lost its connection is done again on a new one.
@@ -33,13 +31,10 @@ def carry_out(timetable: Timetable, schedule: Schedule, firing: Firing) -> tuple
     tuple of str
         The state, "done", "failed" or "lost", and the outcome in words. Lost: somebody else has the firing.
     """
-    if not timetable.keep([firing]):
+    if not timetable.keep(firing):
         return "lost", "It was given to another scheduler."
     lines, failures = [], []
     try:
-        tables: list[Any] = [t for t in tables_of([schedule.target]) if t.database == timetable.database]  # type: ignore[attr-defined]
-        if not tables:
-            failures.append(f"{schedule.target} has no tables with the mixin in {timetable.database} any more")
         for table in tables:
             for step in WHAT[schedule.what]:
                 # One table that cannot be seen to does not keep the others waiting.
@@ -72,11 +67,11 @@ def _clean_up(table: Any) -> str:
 _STEPS = {"jobs": _schedule_jobs, "cleanup": _clean_up}
 
 
-def carry_out_here(timetable: Timetable, schedule: Schedule, firing: Firing) -> tuple[str, str]:
+def carry_out_here(timetable: Timetable, schedule: Schedule, firing: Firing, tables: Sequence[Any]) -> tuple[str, str]:
     """Carry it out in this process, which somebody asked to; if that is interrupted, the firing has failed."""
     try:
         with _kept(timetable, firing):
-            return carry_out(timetable, schedule, firing)
+            return carry_out(timetable, schedule, firing, tables)
     except BaseException as error:
         timetable.queue.db.start_afresh()
         timetable.end(firing, "failed", describe(error))
@@ -93,7 +88,7 @@ def _kept(timetable: Timetable, firing: Firing) -> Iterator[None]:
     def keep() -> None:
         while not ended.wait(settings.leader_expiry / 3):
             with contextlib.suppress(Exception):
-                beside.keep([firing])
+                beside.keep(firing)
         db.connection.close()
 
     start_thread(keep)

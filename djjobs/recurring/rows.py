@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import hashlib
 import uuid
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -13,12 +14,22 @@ from ..queue.tables import ERROR_MESSAGE_LENGTH, Firings, Leader, Schedules
 from ..settings import settings
 from .rule import Rule
 
-__all__ = ["Firing", "Schedule", "Timetable", "new_token"]
+__all__ = ["WHAT", "Firing", "LivingLeader", "Schedule", "Timetable", "new_token", "role_for"]
+
+#: What a schedule can be about, and the steps of it in their order.
+WHAT = {"jobs": ("jobs",), "cleanup": ("cleanup",), "both": ("cleanup", "jobs")}
+_ROLE_LENGTH = 16
 
 
 @dataclass(frozen=True)
 class Schedule:
-    """What is to be done, to which tables, and when."""
+    """What is to be done, to which tables, and when.
+
+    Attributes
+    ----------
+    fault : str
+        Why it cannot be fired; empty if it can. A row may have been written by hand.
+    """
 
     name: str
     target: str
@@ -26,11 +37,18 @@ class Schedule:
     rule: Rule
     enabled: bool
     next_time: datetime.datetime
+    fault: str = ""
 
     @classmethod
     def from_row(cls, row: tuple[Any, ...]) -> Schedule:
+        """Does not raise, whatever is in the row: the other schedules must not wait for it."""
         name, target, what, every, cron, timezone, enabled, next_time = row
-        return cls(name, target, what, Rule(every, cron, timezone), bool(enabled), next_time)
+        rule, fault = Rule.stored(every, cron, timezone)
+        if what not in WHAT:
+            fault = f"What it does must be {', '.join(WHAT)}, not {what!r}."
+        if not isinstance(next_time, datetime.datetime):
+            fault = fault or "Its next time is no time."
+        return cls(name, target, what, rule, bool(enabled), next_time, fault)
 
 
 class LivingLeader(NamedTuple):
@@ -87,7 +105,6 @@ class Timetable:
             for table in self._tables:
                 if not table.is_declared:
                     self.queue.declare(table)
-        self._execute(db.engine.schedules.add_leader)
 
     @classmethod
     def if_declared(cls, connection: Any, database: str) -> Timetable | None:
@@ -149,18 +166,36 @@ class Timetable:
 
     # -- the leader ----------------------------------------------------------------------------------------------
 
-    def lead(self, leader: str) -> bool:
-        """Become the leader, or go on being it; whether that is so."""
-        return bool(self._execute(self.queue.engine.schedules.lead, leader=leader, **self._who()).rowcount)
+    # Each target has a leader of its own. A scheduler that was not started for the tables of a schedule then keeps
+    # nobody from firing it.
+
+    def lead(self, leader: str, target: str) -> bool:
+        """Become the leader for a target, or go on being it; whether that is so."""
+        engine, role = self.queue.engine, role_for(target)
+        if self._lead(leader, role):
+            return True
+        if target in self.living_leaders([target]):
+            return False
+        # Perhaps nobody ever led it.
+        self._execute(engine.schedules.add_leader, role=role)
+        return self._lead(leader, role)
+
+    def _lead(self, leader: str, role: str) -> bool:
+        who = self._who()
+        return bool(self._execute(self.queue.engine.schedules.lead, leader=leader, role=role, **who).rowcount)
 
     def resign(self, leader: str) -> None:
-        """Let another take over at once."""
+        """Let others take over at once all that it leads."""
         self._execute(self.queue.engine.schedules.resign, leader=leader)
 
-    def living_leader(self) -> LivingLeader | None:
-        """The scheduler that leads; None if nobody is known to be alive."""
-        row = self._execute(self.queue.engine.schedules.living_leader).fetchone()
-        return row and LivingLeader(f"{row[0]} (process {row[1]})", (row[2] - row[3]).total_seconds())
+    def living_leaders(self, targets: Iterable[str]) -> dict[str, LivingLeader]:
+        """The schedulers that lead some targets. A target is missing if nobody is known to be alive who leads it."""
+        rows = self._execute(self.queue.engine.schedules.living_leaders).fetchall()
+        by_role = {
+            role: LivingLeader(f"{host} (process {pid})", (expires - now).total_seconds())
+            for role, host, pid, expires, now in rows
+        }
+        return {target: by_role[role_for(target)] for target in targets if role_for(target) in by_role}
 
     # -- firings -------------------------------------------------------------------------------------------------
 
@@ -176,7 +211,8 @@ class Timetable:
         str
             Why it was skipped; empty if it was not.
         """
-        due, engine, guard = schedule.next_time, self.queue.engine, {"due": schedule.next_time, "leader": leader}
+        due, engine = schedule.next_time, self.queue.engine
+        guard = {"due": due, "leader": leader, "role": role_for(schedule.target)}
         entered = self._execute(engine.schedules.entered_already, name=schedule.name, due=due).fetchone()[0]
         if entered is not None:
             self._advance(schedule, entered, entered, guard)
@@ -230,17 +266,16 @@ class Timetable:
             for name, fire_time, runner, attempt, host, pid in rows
         ]
 
-    def take_up(self, lost: Firing, leader: str) -> Firing | None:
-        """Get a lost firing into the hands of this process; None if somebody else has it."""
+    def take_up(self, lost: Firing, leader: str, target: str) -> Firing | None:
+        """Get a lost firing into the hands of this process, which leads its target; None if somebody else has it."""
         firing = Firing(lost.name, lost.fire_time, new_token(), lost.attempt + 1)
-        token = {**firing.token, "lost": lost.runner, "leader": leader}
+        token = {**firing.token, "lost": lost.runner, "leader": leader, "role": role_for(target)}
         taken = self._execute(self.queue.engine.schedules.take_up_firing, None, **token, **self._who()).rowcount
         return firing if taken else None
 
-    def keep(self, firings: Iterable[Firing]) -> int:
-        """Show that these firings run; return of how many that is still true."""
-        runners = tuple(firing.runner for firing in firings)
-        return self._execute(self.queue.engine.schedules.keep_firings, runners=runners).rowcount if runners else 0
+    def keep(self, firing: Firing) -> bool:
+        """Show that a firing runs; whether that is still true."""
+        return bool(self._execute(self.queue.engine.schedules.keep_firing, None, **firing.token).rowcount)
 
     def end(self, firing: Firing, state: str, outcome: str) -> bool:
         """The firing is done or has failed; whether it was still this process's to say so."""
@@ -253,8 +288,19 @@ class Timetable:
         self._execute(self.queue.engine.schedules.give_back_firing, None, **firing.token)
 
     def forget_old(self) -> None:
-        """Remove the history that is older than the retention."""
+        """Remove the history that is older than the retention, and leaders that nobody has heard of since then."""
         self._execute(self.queue.engine.schedules.forget_firings)
+        self._execute(self.queue.engine.schedules.forget_leaders)
+
+    def note_unfired(self, schedule: Schedule, state: str, why: str) -> None:
+        """Let everybody see why a schedule that is due is not fired. It stays due."""
+        why = why[:ERROR_MESSAGE_LENGTH]
+        self._execute(self.queue.engine.schedules.note_unfired, name=schedule.name, state=state, outcome=why)
+
+
+def role_for(target: str) -> str:
+    """The key of the row in `~leader` that says who leads a target."""
+    return hashlib.sha256(target.encode()).hexdigest()[:_ROLE_LENGTH]
 
 
 def new_token() -> str:

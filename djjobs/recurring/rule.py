@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime
 import difflib
+import functools
 import re
 import zoneinfo
 from collections.abc import Iterator
@@ -44,16 +45,34 @@ class Rule:
     @classmethod
     def of(cls, every: Any = None, cron: str | None = None, timezone: str = "UTC") -> Rule:
         """A rule that can be kept, or one clear error."""
-        if (every is None) == (cron is None):
-            raise DjJobsError(
-                "A schedule is due either every so often or by a cron line: give one of `every` and `cron`, not both."
-            )
+        _check_one_is_given(every, cron)
         _check_zone(timezone)
         if cron is None:
             return cls(_checked_seconds(every), "", timezone)
         cron = " ".join(str(cron).split())
         _check_cron(cron)
         return cls(None, cron, timezone)
+
+    @classmethod
+    @functools.lru_cache(maxsize=1000)
+    def stored(cls, every: float | None, cron: str, timezone: str) -> tuple[Rule, str]:
+        """A rule as it stands in a row, and what is wrong with it; empty if nothing is.
+
+        Whoever may write into the table may have written anything there.
+        """
+        rule = cls(every, cron, timezone)
+        try:
+            _check_one_is_given(every, cron or None)
+            if cron:
+                _check_cron(cron)
+            else:
+                _checked_seconds(every)
+            _zone(timezone)
+        except DjJobsError as error:
+            return rule, str(error)
+        except Exception as error:
+            return rule, f"It cannot be read when the schedule is due: {type(error).__name__}: {error}."
+        return rule, ""
 
     def first(self, now: datetime.datetime) -> datetime.datetime:
         """The first due time of a schedule that begins now."""
@@ -106,6 +125,8 @@ class Rule:
     def __str__(self) -> str:
         if self.every is None:
             return f"{self.cron} ({self.timezone})"
+        if not _SHORTEST <= self.every <= _LONGEST:
+            return f"every {self.every:g}s"
         words, left = "", self.every
         for unit, seconds in _UNITS:
             if left >= seconds:
@@ -142,6 +163,13 @@ def _cronsim() -> Any:
 
 
 # -- checks ------------------------------------------------------------------------------------------------
+
+
+def _check_one_is_given(every: Any, cron: str | None) -> None:
+    if (every is None) == (cron is None):
+        raise DjJobsError(
+            "A schedule is due either every so often or by a cron line: give one of `every` and `cron`, not both."
+        )
 
 
 def _checked_seconds(every: Any) -> float:

@@ -1,4 +1,4 @@
-"""The scheduler: of any number, the one that leads a schema fires its schedules; another takes over when it dies.
+"""The scheduler: of any number, the one that leads a target fires its schedules; another takes over when it dies.
 
 A firing runs in a child process with a connection of its own, so that a slow key_source holds up neither the other
 schedules nor the leader's signs of life, and that dies with its scheduler.
@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import contextlib
 import datetime
+import functools
 import logging
 import multiprocessing as mp
 import signal
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,6 +28,7 @@ from ..work.outcome import describe
 from ..work.pool import Pool, Slot, SlotChannel
 from .fire import carry_out
 from .rows import Firing, Schedule, Timetable, new_token
+from .watch import LONGEST_WAIT, Led, Watch
 
 __all__ = ["Scheduler", "SchedulerBeside", "run_scheduler"]
 
@@ -34,8 +36,6 @@ logger = logging.getLogger("djjobs")
 
 #: How long to wait for something to happen: short enough to see a signal coming.
 _GLANCE = 0.2
-#: New schedules are noticed after so many seconds at most.
-_LONGEST_WAIT = 5.0
 #: How long to wait after the server could not be asked.
 _PAUSE = 1.0
 _FORGET_INTERVAL = 3600.0
@@ -46,12 +46,12 @@ _FIRST_REST, _LONGEST_REST = 1.0, 60.0
 
 
 def run_scheduler(tables: Sequence[Any], once: bool = False) -> int:
-    """Fire the schedules of the schemas that these tables are in, until stopped, and return an exit code.
+    """Fire the schedules of these tables, until stopped, and return an exit code.
 
     Parameters
     ----------
     tables
-        Classes with the mixin.
+        Classes with the mixin, upstream first. Schedules that name others are left alone.
     once : bool
         Fire what is due, wait for it to be done, and end. Defaults to False.
 
@@ -75,31 +75,21 @@ class FiringOver(Message):
 
 @dataclass
 class _Running:
-    """A firing and the timetable that it is on."""
+    """A firing, its tables, and the timetable that it is on."""
 
     timetable: Timetable
     schedule: Schedule
     firing: Firing
-
-
-class _Watch:
-    """One schema that is watched: whether this process leads, and when it has to look again."""
-
-    def __init__(self, timetable: Timetable) -> None:
-        self.timetable = timetable
-        self.leads: bool | None = None
-        self.next_look = 0.0
-        self.next_sign = 0.0
-        self.next_forgetting = 0.0
+    tables: tuple[Any, ...]
 
 
 class Scheduler:
-    """Fires the schedules of some schemas, as far as it leads there.
+    """Fires the schedules of some tables, as far as it leads there.
 
     Parameters
     ----------
     tables
-        Classes with the mixin. Their connections are closed until the scheduler ends.
+        Classes with the mixin, upstream first. Their connections are closed until the scheduler ends.
     """
 
     def __init__(self, tables: Sequence[Any]) -> None:
@@ -118,15 +108,18 @@ class Scheduler:
                 for key, db in self._databases.items()
             }
         self._watches = [
-            _Watch(Timetable(timetable.queue.on(self._own[key])))
-            for timetable, (key, _) in zip(timetables, places, strict=True)
+            Watch(
+                Timetable(timetable.queue.on(self._own[key])),
+                [table for table in tables if (id(table.connection), table.database) == (key, database)],
+                self.id,
+            )
+            for timetable, (key, database) in zip(timetables, places, strict=True)
         ]
         self._pool = Pool(mp.get_context("fork"), self._carry_out, bound=True, pass_on=_say)
         self._running: dict[int, _Running] = {}
         self._at_hand: _Running | None = None
-        self._next_sign = 0.0
+        self._next_sign = self._next_forgetting = 0.0
         self._failed = self._faults = 0
-        self._complaints: set[str] = set()
 
     def run(self, stop: Stop, once: bool = False) -> int:
         for db in self._databases.values():
@@ -143,7 +136,8 @@ class Scheduler:
             self._end()
             stop.take()
         logger.info("Scheduler %s ends.", self.id, extra={"event": "ended"})
-        return 1 if self._failed or (once and self._faults) else 0
+        faults = self._faults + sum(watch.faults for watch in self._watches)
+        return 1 if self._failed or (once and faults) else 0
 
     # -- one look at all schemas -----------------------------------------------------------------------------------
 
@@ -152,19 +146,23 @@ class Scheduler:
         for watch in self._watches:
             if time.monotonic() >= watch.next_look:
                 with self._forgiving(watch):
-                    self._keep_or_get_the_lead(watch)
-                    if watch.leads:
-                        self._take_up_the_lost(watch)
-                        self._fire_what_is_due(watch)
-                        self._forget_the_old(watch)
+                    led = watch.led()
+                    self._fire_what_is_due(watch, led)
+                    self._take_up_the_lost(watch, led)
+        if time.monotonic() >= self._next_forgetting:
+            self._next_forgetting = time.monotonic() + _FORGET_INTERVAL
+            for watch in self._watches:
+                with self._forgiving(watch):
+                    watch.timetable.forget_old()
         if time.monotonic() >= self._next_sign:
             self._next_sign = time.monotonic() + settings.leader_expiry / 3
             for watch in self._watches:
-                with self._forgiving(watch):
-                    watch.timetable.keep(r.firing for r in self._running.values() if r.timetable is watch.timetable)
+                for running in [one for one in self._running.values() if one.timetable is watch.timetable]:
+                    with self._forgiving(watch):
+                        watch.timetable.keep(running.firing)
 
     @contextlib.contextmanager
-    def _forgiving(self, watch: _Watch) -> Iterator[None]:
+    def _forgiving(self, watch: Watch) -> Iterator[None]:
         try:
             yield
         except Exception as error:
@@ -172,7 +170,7 @@ class Scheduler:
             db = watch.timetable.queue.db
             words = watch.timetable.database, describe(error).splitlines()[0]
             logger.warning("Schedules of %s wait: %s", *words, exc_info=not db.is_transient(error))
-            watch.next_look = watch.next_sign = time.monotonic() + _PAUSE
+            watch.wait(_PAUSE)
             if db.is_lost(error):
                 with contextlib.suppress(Exception):
                     db.start_afresh()
@@ -181,88 +179,87 @@ class Scheduler:
         now = time.monotonic()
         return max(0.0, min([self._next_sign, *(watch.next_look for watch in self._watches)]) - now)
 
-    def _keep_or_get_the_lead(self, watch: _Watch) -> None:
-        timetable, now = watch.timetable, time.monotonic()
-        if watch.leads and now < watch.next_sign:
-            return
-        leads = timetable.lead(self.id)
-        other = None if leads else timetable.living_leader()
-        if leads != watch.leads:
-            watch.leads = leads
-            words = "leads" if leads else "stands by" if other is None else f"stands by, {other.where} leads"
-            logger.info("Scheduler %s %s in %s.", self.id, words, timetable.database, extra={"event": "leader"})
-        watch.next_sign = now + settings.leader_expiry / 3
-        if not leads:
-            # Looked at again the moment that the other one is taken for dead, should it not be heard of until then.
-            left = 0.0 if other is None else other.seconds_left
-            watch.next_look = time.monotonic() + min(left, settings.leader_expiry / 3)
-
-    def _take_up_the_lost(self, watch: _Watch) -> None:
+    def _take_up_the_lost(self, watch: Watch, led: list[Led]) -> None:
         """Run the firings again whose scheduler died, under the same row."""
         timetable = watch.timetable
         # After a sleep its own look lost too, as long as it has not shown that they run.
         mine = {running.firing.runner for running in self._running.values()}
+        known = {one.schedule.name: one for one in led}
         for lost, where in timetable.lost_firings():
             if lost.runner in mine:
                 continue
-            schedule = timetable.find(lost.name)
-            if schedule is None:
-                timetable.remove(lost.name)
+            one = known.get(lost.name)
+            if one is None:
+                if timetable.find(lost.name) is None:
+                    timetable.remove(lost.name)
                 continue
-            firing = timetable.take_up(lost, self.id)
-            if firing is None:
-                continue
-            if firing.attempt > settings.max_crashes:
-                why = f"its process died {lost.attempt} times, the last time on {where}"
-                timetable.end(firing, "failed", f"Given up: {why}.")
-                self._failed += 1
-                _tell(logging.ERROR, firing, "failed", f"given up, {why}")
-                continue
-            _tell(logging.WARNING, firing, "taken up", f"taken up again; its process on {where} was lost")
-            self._start(_Running(timetable, schedule, firing))
+            self._alone(watch, one, functools.partial(self._take_up, watch, one, lost, where))
 
-    def _fire_what_is_due(self, watch: _Watch) -> None:
-        timetable = watch.timetable
-        now, waits = timetable.now(), [_LONGEST_WAIT, watch.next_sign - time.monotonic()]
-        for schedule in timetable.everything():
-            if not schedule.enabled:
-                continue
-            wait = (schedule.next_time - now).total_seconds()
-            waits.append(wait if wait > 0 else self._fire(watch, schedule, now))
-        watch.next_look = time.monotonic() + max(0.0, min(waits))
+    def _take_up(self, watch: Watch, one: Led, lost: Firing, where: str) -> float:
+        firing = watch.timetable.take_up(lost, self.id, one.schedule.target)
+        if firing is None:
+            return LONGEST_WAIT
+        if firing.attempt > settings.max_crashes:
+            why = f"its process died {lost.attempt} times, the last time on {where}"
+            watch.timetable.end(firing, "failed", f"Given up: {why}.")
+            self._failed += 1
+            _tell(logging.ERROR, firing, "failed", f"given up, {why}")
+            return LONGEST_WAIT
+        _tell(logging.WARNING, firing, "taken up", f"taken up again; its process on {where} was lost")
+        self._start(_Running(watch.timetable, one.schedule, firing, one.tables))
+        return LONGEST_WAIT
 
-    def _fire(self, watch: _Watch, schedule: Schedule, now: datetime.datetime) -> float:
-        """Fire a schedule; return after how many seconds to look at it again."""
+    def _fire_what_is_due(self, watch: Watch, led: list[Led]) -> None:
+        now = watch.timetable.now()
+        # Who waits for a lock of a stranger may lose the lead meanwhile, so that comes last.
+        for one in sorted(led, key=lambda one: one.schedule.name in watch.stuck):
+            if one.schedule.enabled:
+                wait = (one.schedule.next_time - now).total_seconds()
+                if wait > 0:
+                    watch.wait_at_most(wait)
+                else:
+                    self._alone(watch, one, functools.partial(self._fire, watch, one, now))
+
+    def _alone(self, watch: Watch, one: Led, act: Callable[[], float]) -> None:
+        """Do something about one schedule. Other schedules must not wait for what is wrong with it.
+
+        Parameters
+        ----------
+        act : callable
+            Returns after how many seconds to look at the schedule again.
+        """
+        name = one.schedule.name
         try:
-            firing, skipped = watch.timetable.fire(schedule, now, self.id)
-        except DjJobsError as error:
-            # Its time zone or cron line means nothing on this machine; others must not wait for that.
-            self._complain(f"The schedule {schedule.name} cannot be fired: {error}")
-            return _LONGEST_WAIT
+            watch.wait_at_most(act())
+        except (DjJobsError, ArithmeticError, LookupError, TypeError, ValueError) as error:
+            watch.complain(one.schedule, describe(error))
+        except Exception as error:
+            if watch.timetable.queue.db.is_lost(error):
+                raise
+            self._faults += 1
+            watch.wait_at_most(_PAUSE)
+            if name not in watch.stuck:
+                # Somebody keeps its row locked, perhaps.
+                watch.stuck.add(name)
+                logger.warning("The schedule %s waits: %s", name, describe(error).splitlines()[0])
+
+    def _fire(self, watch: Watch, one: Led, now: datetime.datetime) -> float:
+        schedule = one.schedule
+        firing, skipped = watch.timetable.fire(schedule, now, self.id)
+        watch.stuck.discard(schedule.name)
         if skipped:
             logger.warning(
                 "%s is skipped: %s", schedule.name, skipped, extra={"event": "skipped", "schedule": schedule.name}
             )
         elif firing is not None:
             emit("schedule fired", schedule=firing.name, words=_words(firing, "fired"))
-            self._start(_Running(watch.timetable, schedule, firing))
+            self._start(_Running(watch.timetable, schedule, firing, one.tables))
         else:
             # Fired by a leader that died then; or somebody changed it just now; or this process was asleep, and does
             # not lead any more.
-            watch.next_sign = 0.0
+            watch.doubt()
+            return _GLANCE
         return 0.0
-
-    def _complain(self, words: str) -> None:
-        """Say what will be so the next time, too, but once."""
-        self._faults += 1
-        if words not in self._complaints:
-            self._complaints.add(words)
-            logger.error("%s", words, extra={"event": "failed"})
-
-    def _forget_the_old(self, watch: _Watch) -> None:
-        if time.monotonic() >= watch.next_forgetting:
-            watch.next_forgetting = time.monotonic() + _FORGET_INTERVAL
-            watch.timetable.forget_old()
 
     # -- the children ------------------------------------------------------------------------------------------------
 
@@ -283,7 +280,7 @@ class Scheduler:
         db = self._databases[key]
         with db.patient(settings.reconnect_timeout, unless=lambda: False):
             timetable = Timetable(running.timetable.queue.on(db))
-            channel.send(FiringOver(*carry_out(timetable, running.schedule, running.firing)))
+            channel.send(FiringOver(*carry_out(timetable, running.schedule, running.firing, running.tables)))
 
     def _listen(self, timeout: float) -> None:
         for slot, message in self._pool.listen(timeout):

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from ..printable import one_line
+
 __all__ = ["RunBar"]
 
 
@@ -15,7 +17,7 @@ class RunBar:
         if shown:
             from tqdm.auto import tqdm
 
-            self._bar = tqdm(desc=name, total=total, unit="job")
+            self._bar = tqdm(desc=one_line(name), total=total, unit="job")
 
     def __enter__(self) -> RunBar:
         return self

@@ -21,7 +21,6 @@ from ..queue.finish import Finisher, storable
 from ..queue.identity import Claimant
 from ..queue.policy import has_hook
 from ..queue.tables import ERROR_MESSAGE_LENGTH
-from ..settings import settings
 from ..telemetry import emit, is_heard
 from .run import Run
 
@@ -158,35 +157,30 @@ class RunHooks:
         if touched:
             self._see_to(self._over(self._queue.engine.hooks.find_over, runs=touched), worker_id, claim, stop)
 
-    def _over(self, statement: str, **parameters: Any) -> list[tuple[int, bool, bool]]:
-        """The runs that are over: their id, whether they are to be finished, and whether somebody dead was at it."""
-        given = {"table": self._table_name, "lease": settings.lease, **parameters}
+    def _over(self, statement: str, **parameters: Any) -> list[tuple[int, bool]]:
+        """The runs that are over: their id, and whether they are to be finished."""
         started = time.monotonic()
-        rows = self._queue.execute(statement, **given).fetchall()
+        rows = self._queue.execute(statement, table=self._table_name, **parameters).fetchall()
         took = time.monotonic() - started
         if took > _QUICK:
             self._rests_until = started + took * _REST
-        return [(run, bool(todo), bool(dead)) for run, todo, dead in rows]
+        return [(run, bool(todo)) for run, todo in rows]
 
     def _see_to(
         self,
-        over: Iterable[tuple[int, bool, bool]],
+        over: Iterable[tuple[int, bool]],
         worker_id: str,
         claim: int,
         stop: Stop,
         begin: Callable[[], None] = lambda: None,
     ) -> None:
-        for run_id, is_unfinished, was_begun in over:
+        for run_id, is_unfinished in over:
             if not is_unfinished:
                 if self._queue.change(self._queue.engine.hooks.end_run, run=run_id, table=self._table_name):
                     self._tell_of_end(run_id)
-            elif self._finishes and not (was_begun and self._server_is_young()):
+            elif self._finishes:
                 begin()
                 _Finishing(self, run_id, worker_id, claim, stop).run()
-
-    def _server_is_young(self) -> bool:
-        """Whether nobody can have been heard for a lease yet, the living neither."""
-        return float(self._queue.execute(self._queue.engine.workers.uptime).fetchone()[1]) < settings.lease
 
     def _tell_of_end(self, run_id: int) -> None:
         run = Run.find(self._queue, run_id) if is_heard("run ended") else None
@@ -225,8 +219,8 @@ class _Finishing:
             if (worker_id, claim) == (self._mark["worker"], self._mark["claim"]):
                 # Ours already: the server's answer was lost.
                 return tries
-            whose = {"table": self._hooks._table_name, "lease": settings.lease}
-            taken = queue.execute(engine.hooks.take_finishing, **self._mark, **whose).rowcount
+            table = self._hooks._table_name
+            taken = queue.execute(engine.hooks.take_finishing, **self._mark, table=table).rowcount
             return tries + 1 if taken else 0
 
     def _call(self) -> bool:
@@ -237,7 +231,7 @@ class _Finishing:
                 returned = self._hooks._table.finish_run(run)
             results = _as_json(returned, self._what)
         except BaseException as error:
-            if self._stop.requested is not None or not isinstance(error, (Exception, SystemExit)):
+            if self._stop.requested is not None:
                 self._give_back()
                 self._stop.check()
                 raise

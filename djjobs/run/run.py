@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import datetime
-import html
 import json
 import time
 from dataclasses import asdict
 from typing import Any
 
 from ..errors import DjJobsError, JobNotCancellable, RunTimeout
+from ..printable import as_html
 from ..queue.cancel import cancel_run
 from ..queue.database import explained
 from ..queue.queue import Queue, queue_of
@@ -289,8 +289,8 @@ class Run:
             **asdict(progress),
         }
         cells = [(name, value) for name, value in facts.items() if value not in (None, "")]
-        head = "".join(f"<th>{html.escape(name)}</th>" for name, _ in cells)
-        body = "".join(f"<td>{html.escape(str(value))}</td>" for _, value in cells)
+        head = "".join(f"<th>{as_html(name)}</th>" for name, _ in cells)
+        body = "".join(f"<td>{as_html(str(value))}</td>" for _, value in cells)
         return f"<table><tr>{head}</tr><tr>{body}</tr></table>"
 
 

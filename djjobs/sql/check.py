@@ -44,12 +44,12 @@ class MySQLProbes:
 class PostgreSQLProbes:
     """PostgreSQL."""
 
-    setting = "SELECT current_setting(%(name)s)"
-    used_connections = "SELECT SUM(numbackends) FROM pg_stat_database"
+    setting = "SELECT pg_catalog.current_setting(%(name)s)"
+    used_connections = "SELECT pg_catalog.SUM(numbackends) FROM pg_catalog.pg_stat_database"
     current_user = "SELECT current_user"
 
-    has_table_right = "SELECT has_table_privilege(%(table)s, %(right)s)"
-    has_schema_right = "SELECT has_schema_privilege(%(schema)s, %(right)s)"
+    has_table_right = "SELECT pg_catalog.has_table_privilege(%(table)s, %(right)s)"
+    has_schema_right = "SELECT pg_catalog.has_schema_privilege(%(schema)s, %(right)s)"
     #: Whoever makes a table owns it, and may do all else with it.
     schema_rights = ("USAGE", "CREATE")
 

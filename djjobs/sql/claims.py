@@ -36,7 +36,7 @@ class ClaimStatements:
 
     #: The lowest turn above `floor` that a job has, and whether the first job without a turn has become due.
     next_turn = """
-        SELECT (SELECT MIN(turn) FROM {jobs}
+        SELECT (SELECT {catalog}MIN(turn) FROM {jobs}
                 WHERE table_name = %(table)s AND status = 'scheduled' AND turn > %(floor)s {only}),
                (SELECT due_time <= {now} FROM {jobs} {use_order_index}
                 WHERE table_name = %(table)s AND status = 'scheduled' AND turn IS NULL
@@ -91,9 +91,9 @@ class ClaimStatements:
         WHERE table_name = %(table)s AND status = 'reserved' AND worker_id = %(worker)s AND claim = %(claim)s"""
 
     count_scheduled = """
-        SELECT COUNT(*) FROM {jobs}
+        SELECT {catalog}COUNT(*) FROM {jobs}
         WHERE table_name = %(table)s AND status = 'scheduled' AND turn IS NOT NULL {only}"""
 
     count_chosen = """
-        SELECT COUNT(*) FROM {jobs} AS job JOIN ({chosen}) AS chosen ON chosen.key_hash = job.key_hash
+        SELECT {catalog}COUNT(*) FROM {jobs} AS job JOIN ({chosen}) AS chosen ON chosen.key_hash = job.key_hash
         WHERE job.table_name = %(table)s AND job.status = 'scheduled' AND job.turn IS NOT NULL {only}"""

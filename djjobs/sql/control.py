@@ -9,13 +9,17 @@ class ControlStatements:
     Each scheduled table has one row for each scope: all of its keys, or the keys under some restrictions.
     """
 
+    # A time that lies too far ahead was written before somebody set the server's clock back. It counts as over:
+    # otherwise nobody would schedule until the clock has come there again.
+    _running = "COALESCE(scheduling_until > {now} AND scheduling_until <= {now} + {seconds[ahead]}, FALSE)"
+    _recent = """COALESCE(last_scheduled > {now} - {seconds[interval]}
+                          AND last_scheduled <= {now} + {seconds[ahead]}, FALSE)"""
+
     #: Take the right to schedule this scope of a table. Who changed the row has the right.
-    begin_scheduling = """
-        UPDATE {control} SET scheduling_until = {now} + {seconds[mark]}, scheduling_by = %(worker)s
+    begin_scheduling = f"""
+        UPDATE {{control}} SET scheduling_until = {{now}} + {{seconds[mark]}}, scheduling_by = %(worker)s
         WHERE table_name = %(table)s AND scope = %(scope)s
-          AND (%(interval)s = 0
-               OR ((scheduling_until IS NULL OR scheduling_until <= {now})
-                   AND (last_scheduled IS NULL OR last_scheduled <= {now} - {seconds[interval]})))"""
+          AND (%(interval)s = 0 OR NOT ({_running} OR {_recent}))"""
 
     end_scheduling = """
         UPDATE {control} SET scheduling_until = NULL, scheduling_by = NULL, last_scheduled = {now}
@@ -33,13 +37,10 @@ class ControlStatements:
         INSERT INTO {control} (table_name, scope) VALUES (%(table)s, %(scope)s) {or_skip[table_name]}"""
 
     #: Whether a scheduling of this scope runs now, or ended less than an interval ago. No row if there never was one.
-    is_scheduled = """
-        SELECT COALESCE(scheduling_until > {now}, FALSE)
-               OR COALESCE(last_scheduled > {now} - {seconds[interval]}, FALSE)
-        FROM {control} WHERE table_name = %(table)s AND scope = %(scope)s"""
+    is_scheduled = f"""
+        SELECT {_running} OR {_recent} FROM {{control}} WHERE table_name = %(table)s AND scope = %(scope)s"""
 
-    is_scheduling = """
-        SELECT EXISTS (SELECT 1 FROM {control} WHERE table_name = %(table)s AND scheduling_until > {now})"""
+    is_scheduling = f"SELECT EXISTS (SELECT 1 FROM {{control}} WHERE table_name = %(table)s AND {_running})"
 
     forget_scopes = """
         DELETE FROM {control}

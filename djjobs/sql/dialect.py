@@ -19,7 +19,12 @@ _DATETIME = re.compile(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d")
 class Dialect(ABC):
     """The expressions of an engine. Statements are made of them."""
 
+    #: What stands before the name of a function of the server, so that it is no function of somebody else.
+    catalog: ClassVar[str] = ""
+    #: The time at which the statement began.
     now: ClassVar[str]
+    #: The time at this moment. It differs if the statement had to wait.
+    clock: ClassVar[str]
     key: ClassVar[str]
     user: ClassVar[str]
     #: What statements say so that the server chooses a good plan.

@@ -1,8 +1,10 @@
 """A database engine: its dialect, and the statements in groups by what they are about.
 
-A statement is a template: `{jobs}`, `{control}`, `{workers}` and `{runs}` are the queue's tables, `{now}` the server's
-UTC time, `{key}` and `{user}` columns whose names need quotes; `%(...)s` are parameters. `{seconds[lease]}` is an
-interval of as many seconds as the parameter `lease` says, `{seconds_in[worker.lease]}` of as many as the column says.
+A statement is a template: `{jobs}`, `{control}`, `{workers}`, `{sightings}` and `{runs}` are the queue's tables.
+`{now}` is the server's UTC time when the statement began, `{clock}` the time at this moment. `{key}` and `{user}` are
+columns whose names need quotes; `%(...)s` are parameters. `{seconds[wait]}` is an interval of as many seconds as the
+parameter `wait` says.
+`{catalog}` stands before the name of every function of the server.
 """
 
 from __future__ import annotations
@@ -59,12 +61,13 @@ class Engine:
         """The words of a template that each engine writes in its own way."""
         dialect = self.dialect
         return {
+            "catalog": dialect.catalog,
             "now": dialect.now,
+            "clock": dialect.clock,
             "key": dialect.key,
             "user": dialect.user,
             "or_skip": _Lookup(dialect.or_skip),
             "seconds": _Lookup(lambda parameter: dialect.seconds(f"%({parameter})s")),
-            "seconds_in": _Lookup(dialect.seconds),
             "seconds_since": _Lookup(dialect.seconds_since),
             "microseconds_in": _Lookup(dialect.microseconds),
             "utc": _Lookup(dialect.utc_time),

@@ -31,16 +31,12 @@ class HookStatements:
           AND prepare_claim = %(claim)s AND prepare_job = %(key_hash)s"""
 
     #: The run is not marked as ended, and nobody finishes it now. The mark to finish a run is valid as long as its
-    #: worker sends heartbeats.
-    _left_alone = """run.ended_time IS NULL
-          AND (run.finish = 0
-               OR COALESCE((SELECT worker.last_heartbeat < {now} - {seconds_in[worker.lease]} FROM {workers} AS worker
-                            WHERE worker.worker_id = run.finish_worker),
-                           run.finish_since < {now} - {seconds[lease]}, TRUE))"""
+    #: worker lives. Whoever finds that the worker is dead takes the mark away.
+    _left_alone = "run.ended_time IS NULL AND (run.finish = 0 OR run.finish_worker IS NULL)"
 
     #: The runs that are over: some of them, and all of a table.
     _find_over = f"""
-        SELECT run.run_id, run.finish, CASE WHEN run.finish_worker IS NULL THEN 0 ELSE 1 END FROM {{runs}} AS run
+        SELECT run.run_id, run.finish FROM {{runs}} AS run
         WHERE {_left_alone} AND """
     find_over = _find_over + f"run.run_id IN %(runs)s AND {NONE_OPEN} ORDER BY run.created"
     find_over_in_table = _find_over + f"run.table_name = %(table)s AND {NOT_AMONG_OPEN} ORDER BY run.created"

@@ -24,7 +24,7 @@ class JobStatements:
 
     #: How many of the chosen jobs each worker was asked to stop.
     asked_to_stop = """
-        SELECT job.worker_id, COUNT(*)
+        SELECT job.worker_id, {catalog}COUNT(*)
         FROM {jobs} AS job JOIN ({chosen}) AS chosen ON chosen.key_hash = job.key_hash
         WHERE job.table_name = %(table)s AND job.status = 'reserved' AND job.cancel_request <> ''
         GROUP BY job.worker_id"""
@@ -36,7 +36,7 @@ class JobStatements:
                                                            AND job.worker_id IS NOT NULL)))"""
     #: How many of the chosen jobs have which status.
     statuses_of = """
-        SELECT job.status, COUNT(*)
+        SELECT job.status, {catalog}COUNT(*)
         FROM {jobs} AS job JOIN ({chosen}) AS chosen ON chosen.key_hash = job.key_hash
         WHERE job.table_name = %(table)s GROUP BY job.status"""
     #: A job that DataJoint 0.14 itself has reserved has no worker of ours. Nobody would act on a request there.
@@ -77,9 +77,9 @@ class JobStatements:
 
     # -- looking ------------------------------------------------------------------------------------
 
-    count_by_status = "SELECT table_name, status, COUNT(*) FROM {jobs} GROUP BY table_name, status"
+    count_by_status = "SELECT table_name, status, {catalog}COUNT(*) FROM {jobs} GROUP BY table_name, status"
     #: The same of one table.
-    count_of_table = "SELECT status, COUNT(*) FROM {jobs} WHERE table_name = %(table)s GROUP BY status"
+    count_of_table = "SELECT status, {catalog}COUNT(*) FROM {jobs} WHERE table_name = %(table)s GROUP BY status"
 
     #: Whether jobs wait for their next attempt.
     has_retries = """

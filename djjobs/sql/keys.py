@@ -110,3 +110,19 @@ class KeySQL:
     def made_among(self) -> str:
         """A row for each of the keys that is in the target."""
         return f"SELECT 1 FROM ({self.source}) AS source WHERE {self.is_made()}"
+
+    def made_for_job(self, jobs: str, columns: Sequence[str]) -> str:
+        """A row for a job, given by the parameters `table` and `key_hash`, if its key is in the target.
+
+        Parameters
+        ----------
+        jobs : str
+            The full name of the queue, which is called `job` here.
+        columns : sequence of str
+            The attributes of the key, out of the JSON of the job.
+        """
+        pairs = [f"target.{one.column} = {column}" for one, column in zip(self._attributes, columns, strict=True)]
+        return (
+            f"SELECT 1 FROM {jobs} AS job JOIN {self.target} AS target ON {' AND '.join(pairs) or 'TRUE'} "
+            "WHERE job.table_name = %(table)s AND job.key_hash = %(key_hash)s"
+        )

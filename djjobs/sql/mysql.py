@@ -9,7 +9,16 @@ from typing import Any
 import pymysql
 from pymysql import converters
 
-from .connection import ConnectionStatements, Errors
+from .connection import (
+    CROWDED,
+    DISK_FULL,
+    LOCKED,
+    NO_SERVER,
+    READ_ONLY,
+    STATEMENT_TIMEOUT,
+    ConnectionStatements,
+    Errors,
+)
 from .dialect import Dialect
 from .engine import Engine
 from .enqueue import EnqueueStatements
@@ -18,9 +27,18 @@ from .tables import LegacyStatements, TableStatements
 from .workers import WorkerStatements
 
 _DEADLOCK, _LOCK_TIMEOUT = 1213, 1205
-_UNREACHABLE = {1040, 2002, 2003, 2005}
+_CROWDED = {1040, 1203, 1226}
+_UNREACHABLE = {2002, 2003, 2005} | _CROWDED
 #: The server is gone or shuts down; somebody killed the connection, or it was idle for too long.
 _LOST = {0, 1053, 1927, 2006, 2013, 2014, 2055, 3169, 4031} | _UNREACHABLE
+_REASONS = {
+    **dict.fromkeys((1290, 1792, 1836), READ_ONLY),
+    **dict.fromkeys((1021, 1114), DISK_FULL),
+    **dict.fromkeys((1969, 3024), STATEMENT_TIMEOUT),
+    _LOCK_TIMEOUT: LOCKED,
+    **dict.fromkeys(_LOST, NO_SERVER),
+    **dict.fromkeys(_CROWDED, CROWDED),
+}
 _ACCESS = {1044, 1142, 1143, 1227, 1370, 1410}
 _CREDENTIALS = {1045, 1698}
 #: Wrong values, unknown functions, several rows or columns instead of one, ambiguous names, collations that cannot be
@@ -32,6 +50,8 @@ _QUERY |= {1139, 3141, 3143, *range(3685, 3700)}
 
 class _Dialect(Dialect):
     now = "UTC_TIMESTAMP(6)"
+    # SYSDATE() is the time at which it is called, in the time zone of the session. The others are the statement's.
+    clock = "(UTC_TIMESTAMP(6) + INTERVAL TIMESTAMPDIFF(MICROSECOND, NOW(6), SYSDATE(6)) MICROSECOND)"
     key = "`key`"
     user = "`user`"
     hints = {
@@ -134,16 +154,30 @@ class _Connection(ConnectionStatements):
     begin = ("SET TRANSACTION ISOLATION LEVEL READ COMMITTED", "START TRANSACTION")
     own_connection_id = "SELECT CONNECTION_ID()"
     own_user = "SELECT USER()"
-    wait_little = "SET SESSION innodb_lock_wait_timeout = 1"
+    # The second one is for the locks of LOCK TABLES and ALTER TABLE, which are kept outside InnoDB.
+    wait_little = "SET SESSION innodb_lock_wait_timeout = 1, lock_wait_timeout = 1"
+    # MySQL has a number there, MariaDB a word.
+    takes_changes = "SELECT @@global.read_only IN ('0', 'OFF')"
 
-    def lock(self, name: str) -> tuple[str, str]:
-        # 64 characters at most.
-        return f"SELECT GET_LOCK('{name[:64]}', 60)", f"SELECT RELEASE_LOCK('{name[:64]}')"
+    take_lock = "SELECT COALESCE(GET_LOCK(%(name)s, 1), 0)"
+    give_back_lock = "SELECT RELEASE_LOCK(%(name)s)"
+    holder_of_lock = """
+        SELECT CONCAT('connection ', IS_USED_LOCK(%(name)s), COALESCE(
+            (SELECT CONCAT(' of ', user, '@', host) FROM information_schema.processlist
+             WHERE id = IS_USED_LOCK(%(name)s)), ''))"""
+    longest_lock = 64
 
 
 class _Errors(Errors):
+    def reason_to_wait(self, error: BaseException) -> str | None:
+        if not isinstance(error, pymysql.MySQLError):
+            return None
+        # 1290 names any option of the server that forbids a statement.
+        is_other = _code(error) == 1290 and "read" not in str(error)
+        return None if is_other else _REASONS.get(_code(error))
+
     def is_transient(self, error: BaseException) -> bool:
-        return isinstance(error, pymysql.MySQLError) and _code(error) in {_DEADLOCK, _LOCK_TIMEOUT}
+        return _is_deadlock(error) or self.reason_to_wait(error) is not None
 
     def is_lost(self, error: BaseException) -> bool:
         return isinstance(error, pymysql.MySQLError) and _code(error) in _LOST
@@ -159,6 +193,10 @@ class _Errors(Errors):
         if code in _QUERY:
             return "query"
         return "unreachable" if code in _LOST else None
+
+
+def _is_deadlock(error: BaseException) -> bool:
+    return isinstance(error, pymysql.MySQLError) and _code(error) == _DEADLOCK
 
 
 def _code(error: BaseException) -> Any:
@@ -208,10 +246,6 @@ class _Jobs(JobStatements):
         SET {changes} WHERE job.table_name = %(table)s AND job.status IN %(statuses)s {also}"""
 
 
-class _Workers(WorkerStatements):
-    uptime = "SHOW GLOBAL STATUS LIKE 'Uptime'"
-
-
 class _Legacy(LegacyStatements):
     lock_jobs = "LOCK TABLES {jobs} WRITE"
     unlock_jobs = "UNLOCK TABLES"
@@ -239,5 +273,5 @@ class MySQL(Engine):
     tables = _Tables()
     enqueue = _Enqueue()
     jobs = _Jobs()
-    workers = _Workers()
+    workers = WorkerStatements()
     legacy = _Legacy()

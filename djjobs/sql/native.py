@@ -23,7 +23,7 @@ class NativeStatements:
         FROM (SELECT native.*, {hash} AS _hash, {utc[native.scheduled_time]} AS _due,
                      {utc[native.created_time]} AS _created,
                      {utc[COALESCE(native.completed_time, native.created_time)]} AS _changed,
-                     ROW_NUMBER() OVER (ORDER BY native.scheduled_time, {order}) AS _number
+                     {catalog}ROW_NUMBER() OVER (ORDER BY native.scheduled_time, {order}) AS _number
               FROM {native} AS native WHERE native.status = %(status)s {also}) AS job
         WHERE NOT EXISTS (SELECT 1 FROM {jobs} AS queued
                           WHERE queued.table_name = %(table)s AND queued.key_hash = job._hash)

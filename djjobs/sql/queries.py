@@ -20,9 +20,9 @@ def no_rows(query: str) -> str:
     return f"{query} LIMIT 0"
 
 
-def count(rows: str) -> str:
-    """How many rows there are."""
-    return f"SELECT COUNT(*) FROM {rows}"
+def count(rows: str, catalog: str) -> str:
+    """How many rows there are. Takes the dialect's `catalog`."""
+    return f"SELECT {catalog}COUNT(*) FROM {rows}"
 
 
 def hashes(column: str, rows: str) -> str:

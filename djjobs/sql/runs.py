@@ -30,7 +30,7 @@ class RunStatements:
 
     #: The runs that the chosen jobs of some statuses are about to leave, and how many jobs leave each run.
     count_leaving = """
-        SELECT job.run_id, COUNT(*)
+        SELECT job.run_id, {catalog}COUNT(*)
         FROM {jobs} AS job JOIN ({chosen}) AS chosen ON chosen.key_hash = job.key_hash
         WHERE job.table_name = %(table)s AND job.status IN %(statuses)s AND job.run_id IS NOT NULL
         GROUP BY job.run_id"""
@@ -60,7 +60,7 @@ class RunStatements:
 
     #: How many jobs of runs there are in the queue, by status.
     count_in_runs = """
-        SELECT run_id, status, COUNT(*) FROM {jobs} WHERE {in_tables} run_id {which} GROUP BY run_id, status"""
+        SELECT run_id, status, {catalog}COUNT(*) FROM {jobs} WHERE {in_tables} run_id {which} GROUP BY run_id, status"""
     #: As `{in_tables}`, if the table is known.
     in_table = "table_name = %(table)s AND"
 

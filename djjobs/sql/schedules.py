@@ -7,25 +7,28 @@ class ScheduleStatements:
     """What can be done to the rows of `~schedules`, `~firings` and `~leader`.
 
     Each statement is a transaction by itself. So a suspended scheduler keeps nothing locked that the next leader needs.
-    What a scheduler does to a schedule has a guard in the same statement: only the leader may do it.
+    What a scheduler does to a schedule has a guard in the same statement: only the leader may do it. There is a role
+    for each target, so that schedulers for other tables do not stand in the way.
     """
 
     _leading = """EXISTS (SELECT 1 FROM {leader}
-                       WHERE role = 'scheduler' AND leader = %(leader)s AND expires > {now})"""
+                       WHERE role = %(role)s AND leader = %(leader)s AND expires > {now})"""
 
-    add_leader = "INSERT INTO {leader} (role, expires) VALUES ('scheduler', {now}) {or_skip[role]}"
+    add_leader = "INSERT INTO {leader} (role, expires) VALUES (%(role)s, {now}) {or_skip[role]}"
 
     #: Become the leader, or stay the leader. Who changed the row is the leader. `since` comes first, because MySQL sets
     #: one column after the other.
     lead = """
         UPDATE {leader} SET since = CASE WHEN leader = %(leader)s THEN since ELSE {now} END, leader = %(leader)s,
                {user} = %(user)s, host = %(host)s, pid = %(pid)s, expires = {now} + {seconds[expiry]}
-        WHERE role = 'scheduler' AND (leader = %(leader)s OR expires <= {now})"""
+        WHERE role = %(role)s AND (leader = %(leader)s OR expires <= {now})"""
 
-    resign = "UPDATE {leader} SET expires = {now} WHERE role = 'scheduler' AND leader = %(leader)s AND expires > {now}"
+    resign = "UPDATE {leader} SET expires = {now} WHERE leader = %(leader)s AND expires > {now}"
 
-    #: Who leads, until when, and what time it is. No row if there is no leader.
-    living_leader = "SELECT host, pid, expires, {now} FROM {leader} WHERE role = 'scheduler' AND expires > {now}"
+    #: Who leads in which role, until when, and what time it is.
+    living_leaders = "SELECT role, host, pid, expires, {now} FROM {leader} WHERE expires > {now}"
+
+    forget_leaders = "DELETE FROM {leader} WHERE expires < {now} - {seconds[retention]}"
 
     add_schedule = """
         INSERT INTO {schedules} (name, target, what, every, cron, timezone, created_by, created, next_time)
@@ -38,7 +41,11 @@ class ScheduleStatements:
     pause_schedule = "UPDATE {schedules} SET enabled = 0 WHERE name = %(name)s AND enabled <> 0"
     resume_schedule = "UPDATE {schedules} SET enabled = 1, next_time = %(next)s WHERE name = %(name)s AND enabled = 0"
 
-    _schedules = "SELECT name, target, what, every, cron, timezone, enabled, next_time FROM {schedules} "
+    #: The driver cannot read a time outside these years. It would fail for all rows.
+    _schedules = """
+        SELECT name, target, what, every, cron, timezone, enabled,
+               CASE WHEN next_time BETWEEN '1000-01-01' AND '9999-01-01' THEN next_time END
+        FROM {schedules} """
     find_schedules = _schedules + "ORDER BY name"
     find_schedule = _schedules + "WHERE name = %(name)s"
 
@@ -56,7 +63,7 @@ class ScheduleStatements:
 
     #: The firing that an earlier leader has entered, if it died before it said when the schedule is due again.
     entered_already = (
-        "SELECT MAX(fire_time) FROM {firings} WHERE name = %(name)s AND fire_time >= %(due)s AND by_hand = 0"
+        "SELECT {catalog}MAX(fire_time) FROM {firings} WHERE name = %(name)s AND fire_time >= %(due)s AND by_hand = 0"
     )
 
     #: The schedule was fired, by this leader or by an earlier one. Now it is due at another time. If the firing has
@@ -73,11 +80,17 @@ class ScheduleStatements:
     )
     fired = "FROM {firings} AS fired WHERE fired.name = %(name)s AND fired.fire_time = %(fire_time)s"
 
+    #: Only if it says something new, so that nothing is written again and again. What a firing says comes first.
+    note_unfired = """
+        UPDATE {schedules} SET last_state = %(state)s, last_outcome = %(outcome)s
+        WHERE name = %(name)s AND last_state <> 'running' AND last_outcome <> %(outcome)s"""
+
     running_firing = "SELECT fire_time, host, pid FROM {firings} WHERE name = %(name)s AND running = 1"
 
     #: Firings whose process has not been heard of for too long.
     find_lost_firings = """
-        SELECT name, fire_time, runner, attempt, host, pid FROM {firings} WHERE running = 1 AND expires <= {now}"""
+        SELECT name, fire_time, runner, attempt, host, pid FROM {firings}
+        WHERE running = 1 AND expires <= {now} AND fire_time BETWEEN '1000-01-01' AND '9999-01-01'"""
 
     _still_lost = (
         """
@@ -95,8 +108,8 @@ class ScheduleStatements:
 
     _my_firing = "WHERE name = %(name)s AND fire_time = %(fire_time)s AND running = 1 AND runner = %(runner)s"
 
-    keep_firings = """
-        UPDATE {firings} SET expires = {now} + {seconds[expiry]} WHERE running = 1 AND runner IN %(runners)s"""
+    #: One at a time, by its key. By the runner alone, MySQL would wait for a firing that a stranger keeps locked.
+    keep_firing = "UPDATE {firings} SET expires = {now} + {seconds[expiry]} " + _my_firing
 
     #: This comes before `end_firing`. If the process dies in between, another one takes the firing up and says it
     #: again.

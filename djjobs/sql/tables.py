@@ -24,7 +24,8 @@ class TableStatements:
     #: Whether the user may change the queue. Empty if DataJoint itself says so clearly.
     may_write: ClassVar[str] = ""
 
-    add_column: ClassVar[str] = "ALTER TABLE {jobs} ADD COLUMN {column}"
+    add_column: ClassVar[str] = "ALTER TABLE {table} ADD COLUMN {column}"
+    drop_column: ClassVar[str] = "ALTER TABLE {table} DROP COLUMN {column}"
     set_comment: ClassVar[str]
 
     def column(self, declaration: str, plain: Container[str]) -> tuple[str, str]:

@@ -13,7 +13,8 @@ from ..dj.patches import apply_patches, instantiate_for
 from ..errors import DjJobsError
 from ..events.upstream import registry
 from ..events.watch import act_now, tell_of_inserts
-from ..queue.database import explained
+from ..interrupt import Stop
+from ..queue.database import Database, explained
 from ..queue.enqueue import DueTime
 from ..queue.keys import hashes_sql, table_label
 from ..queue.policy import RetryOn, default_hook, exponential
@@ -245,7 +246,8 @@ class JobsMixin:
         if keys is not None:
             restrictions = (*restrictions, list(keys))
         try:
-            with _explained(self, "populate"):
+            # Whatever the server does, Ctrl-C ends this.
+            with _explained(self, "populate"), Stop(line=Database(self.connection)) as stop:
                 jobs = TableQueue.of(self, restrictions)
                 refresh = jobs.refreshes if refresh is None else refresh
                 options = PopulateOptions(
@@ -263,6 +265,7 @@ class JobsMixin:
                 )
                 if options.schedules:
                     act_now(_FLUSH)
+                stop.check()
                 return populate(jobs, options)
         except MakeFailed as failed:
             error = failed.error

@@ -84,7 +84,7 @@ class TableJobs(Jobs):
         """How many jobs there are, those included whose key is none of the table's."""
         if is_cut(self):
             return super().__len__()
-        return self._queue.db.execute(queries.count(self._rows)).fetchone()[0]
+        return self._queue.db.execute(queries.count(self._rows, self._queue.engine.dialect.catalog)).fetchone()[0]
 
     @property
     def _rows(self) -> str:

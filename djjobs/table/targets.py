@@ -23,7 +23,7 @@ from ..sql import engine_for
 from .adopt import auto_populated
 from .mixin import JobsMixin
 
-__all__ = ["module_or_schema", "schemas_of", "tables_of"]
+__all__ = ["loaded_tables", "module_or_schema", "schemas_of", "tables_of", "upstream_first"]
 
 _MIXIN_HINT = "Derive them from djjobs.JobsMixin as well, or have the module call djjobs.adopt({module})."
 
@@ -36,7 +36,25 @@ def tables_of(targets: Sequence[str]) -> list[type]:
     targets : sequence of str
         `module`, `module:Table`, or `module:name` of a module that is imported there.
     """
-    return _upstream_first(list(dict.fromkeys(table for target in targets for table in _tables_of(target))))
+    return upstream_first(list(dict.fromkeys(table for target in targets for table in _tables_of(target))))
+
+
+def loaded_tables(target: str, database: str) -> list[Any]:
+    """The tables with the mixin that a target names in a schema, as far as this process has imported them already.
+
+    For targets that come out of a database. Nothing is imported and no code is run: whoever may write there could name
+    any module.
+    """
+    name, colon, inside = target.partition(":")
+    thing: Any = sys.modules.get(name)
+    for part in inside.split(".") if colon else ():
+        # Not getattr: a module may import something when it is asked for a name.
+        thing = vars(thing).get(part) if isinstance(thing, (ModuleType, type)) else None
+    found: list[Any] = [thing]
+    if isinstance(thing, ModuleType):
+        found = [table for table in auto_populated(thing) if _is_defined_in(table, thing)]
+    with_mixin = [table for table in found if isinstance(table, type) and issubclass(table, JobsMixin)]
+    return [table for table in with_mixin if declared_database(table) == database]
 
 
 def module_or_schema(name: str) -> Any:
@@ -211,7 +229,7 @@ def _names(tables: Iterable[type]) -> str:
     return ", ".join(table.__name__ for table in tables)
 
 
-def _upstream_first(tables: list[type]) -> list[type]:
+def upstream_first(tables: list[type]) -> list[type]:
     """In the order of the foreign keys; as they were defined where these cannot be had."""
     place: dict[str, int] = {}
     connections = {id(table.connection): table.connection for table in tables}  # type: ignore[attr-defined]

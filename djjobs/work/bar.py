@@ -37,7 +37,7 @@ class ProgressBar:
     def update(self, outcome: Outcome) -> None:
         if self._bar is None:
             return
-        if outcome.error is not None:
+        if outcome.has_failed:
             self._errors += 1
             self._bar.set_postfix(errors=self._errors, refresh=False)
         if self._bar.n >= self._bar.total:

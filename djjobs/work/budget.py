@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import fcntl
+import tempfile
 import threading
 import time
 from collections.abc import Iterator
@@ -25,6 +27,20 @@ class _Plain:
         self.value = value
 
 
+class _SharedLock:
+    """A lock between forked processes. The kernel gives it back when its holder is killed."""
+
+    def __init__(self) -> None:
+        # The file has no name, and each process that inherits it is another one to the kernel.
+        self._file = tempfile.TemporaryFile()  # noqa: SIM115 - open as long as the lock is there
+
+    def __enter__(self) -> None:
+        fcntl.lockf(self._file, fcntl.LOCK_EX)
+
+    def __exit__(self, *_: object) -> None:
+        fcntl.lockf(self._file, fcntl.LOCK_UN)
+
+
 class Budget:
     """`max_calls` and `limit`, which the processes of a populate spend together.
 
@@ -44,9 +60,9 @@ class Budget:
             return context.Value("q", value, lock=False) if context else _Plain(value)
 
         self._calls, self._looks, self._ended = number(max_calls), number(limit), number(0)
-        # Without limits the numbers need not be right, and a process that is killed cannot take the lock with it.
+        # Without limits the numbers need not be right.
         limited = max_calls is not None or limit is not None
-        self._lock: AbstractContextManager[Any] = context.Lock() if context and limited else threading.Lock()
+        self._lock: AbstractContextManager[Any] = _SharedLock() if context and limited else threading.Lock()
 
     def take(self, count: int) -> int:
         """Reserve up to `count` calls; how many are granted."""

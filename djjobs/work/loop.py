@@ -21,8 +21,8 @@ from ..queue.table_queue import TableQueue
 from ..telemetry import emit
 from .budget import Budget, Pace
 from .current_job import SlotState
-from .execute import Executor
-from .outcome import Outcome, tell_of, tell_of_given_back
+from .execute import Executor, Unrecorded
+from .outcome import Outcome, describe, tell_of, tell_of_given_back
 
 __all__ = ["Limits", "Loop", "Source", "WhenEmpty", "databases_of"]
 
@@ -51,7 +51,7 @@ class Source:
         make_kwargs: dict[str, Any] | None = None,
         number: int = 0,
     ) -> None:
-        self.jobs, self.claims, self.number = jobs, claims, number
+        self.jobs, self.claims, self.number, self.state = jobs, claims, number, state
         self.executor = Executor(jobs, make_kwargs, state, number)
         self.pace = Pace()
 
@@ -144,6 +144,7 @@ class Loop:
             self._prepare()
             stack.enter_context(self._events)
             while not self._is_over():
+                self.stop.end_copies()
                 self.stop.check()
                 self._events.act()
                 if any(self._run_some(source) for source in self.sources):
@@ -185,17 +186,30 @@ class Loop:
                 self.stop.check()
                 self._run(source, jobs.pop(0), jobs)
                 self._events.act(more_jobs=bool(jobs))
-        finally:
-            self._give_back(source, jobs)
+        except BaseException:
+            # What was raised tells more than that the rest could not be given back.
+            with contextlib.suppress(Unrecorded):
+                self._give_back(source, jobs)
+            raise
+        self._give_back(source, jobs)
         return True
 
     def _claim(self, source: Source) -> list[Job]:
         room = self._budget.take(source.pace.batch) if self._limits.fits(source.number) else 0
+        if room:
+            # One look may make several claims, and each try has a number of its own. All of them come after this one.
+            source.state.holds_from(self._claimant.upcoming, any_later=True)
         jobs = source.claims.take(room) if room else []
+        if not jobs:
+            self._holds_nothing(source)
         self._budget.put_back(room - len(jobs))
         for job in jobs:
             emit("job claimed", source.jobs.name, job.key, attempt=job.attempt + 1, waited=job.waited)
         return jobs
+
+    def _holds_nothing(self, source: Source) -> None:
+        """What was claimed is over or was given back. The monitor settles what is left of it all the same."""
+        source.state.holds_from(self._claimant.upcoming)
 
     def _may_go_on(self, source: Source) -> bool:
         return not (self._has_failed or self._budget.ended or self._is_used_up) and self._limits.fits(source.number)
@@ -207,7 +221,7 @@ class Loop:
         longest = self._limits.longest
         longest[source.number] = max(longest[source.number], outcome.seconds)
         self._jobs_done += 1
-        if not outcome.made and outcome.error is None:
+        if not outcome.made and not outcome.has_failed:
             self._budget.refund_call()
         suppress = self._limits.suppress_errors
         self._has_failed = outcome.error_to_raise(suppress is not False) is not None and suppress is not None
@@ -217,9 +231,18 @@ class Loop:
         source.executor.runs.job_over(job, rest, self.stop)
 
     def _give_back(self, source: Source, jobs: list[Job]) -> None:
+        """What was not begun goes back. Where it does not, the slot ends with claims, and its memory says so."""
+        try:
+            if jobs and source.executor.finisher.give_back(jobs):
+                tell_of_given_back(source.jobs.name, jobs)
+        except Exception as error:
+            keys = ", ".join(str(job.key) for job in jobs[:3])
+            words = f"Jobs of {source.jobs.name} could not be given back ({keys}): {describe(error)}"
+            raise Unrecorded(words) from error
+        # Not before: who gives back what a slot has left puts back this, too.
         self._budget.put_back(len(jobs))
-        if jobs and source.executor.finisher.give_back(jobs):
-            tell_of_given_back(source.jobs.name, jobs)
+        if source.state.is_settled:
+            self._holds_nothing(source)
 
 
 def databases_of(tables: Sequence[TableQueue]) -> list[Database]:

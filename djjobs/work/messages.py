@@ -1,20 +1,28 @@
-"""What a slot and its supervisor say to each other."""
+"""What a slot and its supervisor say to each other.
+
+Only plain data crosses the border of a process: what a user's class does when it is read again, or that it cannot be
+imported there, must not be the supervisor's problem.
+"""
 
 from __future__ import annotations
 
 import logging
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 from ..telemetry import Event
-from .outcome import Outcome
+from .outcome import Fault, Outcome
+from .plain_data import plain
 
 __all__ = [
+    "End",
     "Idle",
     "JobOver",
     "Log",
     "Message",
     "OutOfTime",
     "Request",
+    "Signalled",
     "SlotDied",
     "SlotEnded",
     "SlotFailed",
@@ -63,12 +71,31 @@ class JobOver(Message):
 
     outcome: Outcome
 
+    @classmethod
+    def of(cls, outcome: Outcome) -> JobOver:
+        raised = outcome.raised
+        fault = Fault.of(raised) if isinstance(raised, BaseException) else raised
+        return cls(replace(outcome, key=plain(outcome.key), raised=fault))
+
 
 @dataclass(frozen=True)
 class SlotFailed(Message):
     """The slot cannot go on, through no fault of a job."""
 
-    error: BaseException
+    fault: Fault
+
+    @property
+    def error(self) -> BaseException:
+        """Why it cannot go on."""
+        return self.fault.error
+
+
+@dataclass(frozen=True)
+class Signalled(Message):
+    """A signal that means stop has reached the slot while it ran this job, and the supervisor has not said so."""
+
+    key_hash: str
+    claim: int
 
 
 @dataclass(frozen=True)
@@ -77,12 +104,27 @@ class Told(Message):
 
     event: Event
 
+    @classmethod
+    def of(cls, event: Event) -> Told:
+        return cls(replace(event, key=plain(event.key), details=plain(event.details)))
+
 
 @dataclass(frozen=True)
 class Log(Message):
-    """A line of the slot's log."""
+    """A line of the slot's log: the attributes of its record."""
 
-    record: logging.LogRecord
+    attributes: dict[str, Any]
+
+    @classmethod
+    def of(cls, record: logging.LogRecord) -> Log:
+        told = {**vars(record), "msg": record.getMessage(), "args": None, "exc_info": None}
+        if record.exc_info:
+            told["exc_text"] = logging.Formatter().formatException(record.exc_info)
+        return cls(plain(told))
+
+    @property
+    def record(self) -> logging.LogRecord:
+        return logging.makeLogRecord(self.attributes)
 
 
 # -- from the pool, of a slot that is gone ---------------------------------------------------------------------------
@@ -109,8 +151,13 @@ class Wake:
 
 
 @dataclass(frozen=True)
+class End:
+    """Give back what you have, and end."""
+
+
+@dataclass(frozen=True)
 class Request:
-    """Something is asked of a running job: "cancel", "force" or "timeout"."""
+    """Something is asked of a running job: "cancel" or "force", or to end with an error: "timeout" or "signal"."""
 
     what: str
     key_hash: str

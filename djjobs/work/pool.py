@@ -6,80 +6,34 @@ processes of its own.
 
 from __future__ import annotations
 
-import codecs
 import contextlib
-import ctypes
 import logging
 import os
-import pickle
 import signal
 import sys
-import threading
 import time
-from collections import deque
 from collections.abc import Callable, Iterator
-from dataclasses import replace
-from multiprocessing.connection import Connection, wait
+from multiprocessing.connection import wait
 from typing import Any
 
 import psutil
 
 from .. import telemetry
-from ..errors import DjJobsError
-from ..interrupt import Stop, start_thread
-from .current_job import SlotState
-from .messages import JobOver, Log, Message, Request, SlotDied, SlotEnded, SlotFailed, Told, Wake
-from .outcome import Outcome
+from . import job_control
+from .messages import End, Log, Message, Request, Signalled, SlotDied, SlotEnded, Told, Wake
+from .plain_data import from_bytes
 from .shared_memory import SharedMemory
+from .slot_output import SlotOutput
+from .slot_process import SlotChannel, run_slot
 
-__all__ = ["Pool", "Slot", "SlotChannel", "picklable"]
+__all__ = ["Pool", "Slot", "SlotChannel"]
 
 logger = logging.getLogger("djjobs")
 
-#: How many of the last lines that a slot printed are told if it dies.
-_LINES_KEPT = 20
-
-
-class SlotChannel:
-    """A slot's own end of the connection to its supervisor."""
-
-    def __init__(self, memory: SharedMemory, messages: Connection, orders: Connection) -> None:
-        self.memory = memory
-        self._messages, self._orders = messages, orders
-        self._state: SlotState | None = None
-        self._awake = threading.Event()
-        self._sending = threading.RLock()
-        start_thread(self._hear)
-
-    def send(self, message: Message) -> None:
-        with self._sending:
-            self._messages.send(message)
-
-    def report(self, outcome: Outcome) -> None:
-        """Tell the supervisor what came of a job."""
-        self.send(JobOver(outcome if outcome.error is None else replace(outcome, error=picklable(outcome.error))))
-
-    def listen(self, state: SlotState) -> None:
-        """Let requests about jobs arrive there."""
-        self._state = state
-
-    def wait_until_woken(self, stop: Stop) -> None:
-        """Sleep until the supervisor says that there may be jobs."""
-        with stop.interruptible():
-            while not self._awake.wait(60):
-                pass
-        self._awake.clear()
-
-    def _hear(self) -> None:
-        with contextlib.suppress(EOFError, OSError):
-            while True:
-                order = self._orders.recv()
-                if isinstance(order, Wake):
-                    self._awake.set()
-                elif self._state is not None:
-                    self._state.ask(order)
-        # The supervisor is gone, however it went.
-        os.kill(os.getpid(), signal.SIGTERM)
+#: How long a slot that has closed its pipes may take to end.
+_LAST_MOMENT = 2.0
+#: A signal to a slot may be meant for the whole worker. So much later its supervisor has got it as well.
+_SAME_SIGNAL = 0.6
 
 
 class Slot:
@@ -106,20 +60,32 @@ class Slot:
         self.messages, messages_end = context.Pipe(duplex=False)
         orders_end, self._orders = context.Pipe(duplex=False)
         self.output, output_end = os.pipe()
-        self._lines: deque[str] = deque(maxlen=_LINES_KEPT)
-        self._rest = ""
-        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self.printed = SlotOutput(self.output)
         self._ooms = _out_of_memory_kills()
         self._memory_taken = 0
         self.ends = [self.messages.fileno(), self._orders.fileno(), self.output]
+        #: What will never have anything to say again, though the process is there.
+        self._silent: set[Any] = set()
+        self._silent_since: float | None = None
+        #: When somebody signalled it, and the job that it was running.
+        self.signalled: tuple[float, Signalled] | None = None
         supervisor = os.getpid() if bound else None
         arguments = (main, self.memory, messages_end, orders_end, output_end, [*others, *self.ends], supervisor)
-        self.process = context.Process(target=_run_slot, args=arguments, daemon=False)
+        self.process = context.Process(target=run_slot, args=arguments, daemon=False)
         with _without_stdin():
             self.process.start()
         messages_end.close()
         orders_end.close()
         os.close(output_end)
+        # The slot does the same. Whoever is first, nobody signals a group that is not there yet.
+        with contextlib.suppress(OSError):
+            os.setpgid(self.group, self.group)
+
+    @property
+    def group(self) -> int:
+        """The number of its process, and of the group of all that make() starts there."""
+        assert self.process.pid is not None
+        return self.process.pid
 
     def wake(self) -> None:
         """Let it look for jobs."""
@@ -130,30 +96,49 @@ class Slot:
         """Pass on a request about a job."""
         self._send(request)
 
-    def _send(self, order: Wake | Request) -> None:
+    def _send(self, order: End | Request | Wake) -> None:
         with contextlib.suppress(OSError):
             self._orders.send(order)
 
     def terminate(self) -> None:
         """Ask it to give back what it has and to end."""
-        if self.process.is_alive():
-            self.process.terminate()
+        self._send(End())
+        if not self.has_ended():
+            # Wakes up what sleeps; and what does not listen to orders, heeds it.
+            os.kill(self.group, signal.SIGTERM)
 
     def kill(self) -> None:
-        if self.process.is_alive():
-            self.process.kill()
+        """End it at once, with all that make() has started there and has not detached."""
+        if not self.has_ended():
+            self.kill_group()
 
-    def read_output(self, pass_on: Callable[[str], None]) -> bool:
-        """Pass on what the slot has printed, line by line; False when there will be no more."""
-        data = os.read(self.output, 65536)
-        *lines, rest = (self._rest + self._decoder.decode(data, not data)).split("\n")
-        if not data and rest:
-            lines, rest = [*lines, rest], ""
-        self._rest = rest
-        for line in lines:
-            self._lines.append(line)
-            pass_on(line)
-        return bool(data)
+    def kill_group(self) -> None:
+        """Kill the process and its group. The number of the group is nobody else's before the process was joined."""
+        with contextlib.suppress(OSError):
+            os.killpg(self.group, signal.SIGKILL)
+
+    def has_ended(self) -> bool:
+        """Whether it has ended. The kernel still remembers it afterwards."""
+        try:
+            return os.waitid(os.P_PID, self.group, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
+        except ChildProcessError:
+            return True
+
+    @property
+    def sources(self) -> list[Any]:
+        """What to wake up for: what it says or prints, and its end."""
+        return [end for end in (self.messages, self.output, self.process.sentinel) if end not in self._silent]
+
+    def falls_silent(self, end: Any) -> None:
+        """One of its pipes is closed. Ready for ever, it would keep its supervisor busy if the process goes on."""
+        self._silent.add(end)
+        if end is not self.output and self._silent_since is None:
+            self._silent_since = time.monotonic()
+
+    @property
+    def is_cut_off(self) -> bool:
+        """Whether it can say nothing any more, and has not ended either."""
+        return self._silent_since is not None and time.monotonic() - self._silent_since > _LAST_MOMENT
 
     def measure(self) -> None:
         """Remember how much memory it takes, in case it is killed for that."""
@@ -170,7 +155,7 @@ class Slot:
                 story += f", it looks like the kernel's out-of-memory killer{memory}"
         else:
             story = f"the process {self.process.pid} ended with exit code {code}"
-        words = "\n".join(line for line in self._lines if line.strip())
+        words = self.printed.last_words
         last = f" Its last words:\n{words}" if words else ""
         return f"{story}.{last}"
 
@@ -205,9 +190,13 @@ class Pool:
         self.slots: list[Slot] = []
         self._context, self._main, self._bound, self._pass_on = context, main, bound, pass_on
         self._started = 0
+        #: Whether the worker was told to stop. Then a signal to a slot means no more than that.
+        self.is_stopping = False
 
     def start_slot(self) -> Slot:
         """Start one more slot."""
+        if not self._started:
+            job_control.follow(self._groups)
         self._started += 1
         number = self._started
         others = [end for slot in self.slots for end in slot.ends]
@@ -223,36 +212,61 @@ class Pool:
         also : list, optional
             Other things to wake up for.
         """
-        sources: dict[Any, Slot] = {}
-        for slot in self.slots:
-            sources |= {slot.messages: slot, slot.output: slot, slot.process.sentinel: slot}
-        ready = set(wait([*sources, *(also or [])], timeout))
+        ready = set(wait([*(end for slot in self.slots for end in slot.sources), *(also or [])], timeout))
         for slot in list(self.slots):
-            ended = slot.process.exitcode is not None
-            if slot.output in ready and not ended:
-                slot.read_output(self._pass_on)
+            ended = slot.has_ended()
+            if ended:
+                # While the kernel still remembers it: its number could be another's after that.
+                slot.kill_group()
+                slot.process.join()
+            if slot.output in ready and not ended and not slot.printed.read(self._pass_on):
+                slot.falls_silent(slot.output)
             if slot.messages in ready or ended:
                 yield from self._messages_of(slot)
             if ended:
-                # A process that make() started may hold the end of the pipe open, so its end is not waited for.
-                while slot.output in wait([slot.output], 0) and slot.read_output(self._pass_on):
-                    pass
                 self.slots.remove(slot)
-                # A slot that ends well has ended its job first.
-                has_died = slot.process.exitcode or slot.memory.read()
+                # A process that make() has detached may hold the end of the pipe open, so its end is not waited for.
+                slot.printed.read_all(self._pass_on)
+                # A slot that ends well has ended its job first, and holds nothing.
+                has_died = slot.process.exitcode or slot.memory.may_hold
                 yield slot, (SlotDied(slot.story()) if has_died else SlotEnded())
                 slot.close()
+            else:
+                if slot.process.sentinel in ready:
+                    slot.falls_silent(slot.process.sentinel)
+                self._look_after(slot)
 
     def _messages_of(self, slot: Slot) -> Iterator[tuple[Slot, Message]]:
-        with contextlib.suppress(EOFError, OSError):
+        try:
             while slot.messages.poll():
-                message = slot.messages.recv()
+                message = self._understand(slot.messages.recv_bytes())
                 if isinstance(message, Log):
                     logger.handle(message.record)
                 elif isinstance(message, Told):
                     telemetry.pass_on(message.event)
-                else:
+                elif isinstance(message, Signalled):
+                    slot.signalled = time.monotonic(), message
+                elif message is not None:
                     yield slot, message
+        except (EOFError, OSError):
+            slot.falls_silent(slot.messages)
+
+    @staticmethod
+    def _understand(data: bytes) -> Any:
+        try:
+            return from_bytes(data)
+        except ValueError as error:
+            logger.warning("A slot has sent %s", error)
+            return None
+
+    def _look_after(self, slot: Slot) -> None:
+        if slot.is_cut_off:
+            logger.error("The process %s has closed its pipes and does not end; it is killed.", slot.process.pid)
+            slot.kill()
+        if slot.signalled is not None and time.monotonic() - slot.signalled[0] > _SAME_SIGNAL:
+            signalled, slot.signalled = slot.signalled[1], None
+            if not self.is_stopping:
+                slot.ask(Request("signal", signalled.key_hash, signalled.claim))
 
     def end(
         self, patience: float, release: Callable[[Slot], Any], hear: Callable[[Slot, Message], None] = lambda *_: None
@@ -264,6 +278,7 @@ class Pool:
         hear : callable
             Called with a slot and what it still says.
         """
+        self.is_stopping = True
         for slot in self.slots:
             slot.terminate()
         deadline = time.monotonic() + patience
@@ -274,13 +289,17 @@ class Pool:
                 else:
                     hear(slot, message)
         for slot in list(self.slots):
-            slot.kill()
+            slot.kill_group()
             slot.process.join()
             for _, message in self._messages_of(slot):
                 hear(slot, message)
             self._release(slot, release)
             slot.close()
         self.slots.clear()
+        job_control.unfollow(self._groups)
+
+    def _groups(self) -> list[int]:
+        return [slot.group for slot in self.slots if not slot.has_ended()]
 
     @staticmethod
     def _release(slot: Slot, release: Callable[[Slot], Any]) -> None:
@@ -300,81 +319,11 @@ def _without_stdin() -> Iterator[None]:
         sys.stdin = stdin
 
 
-def _run_slot(
-    main: Callable[[SlotChannel], None],
-    memory: SharedMemory,
-    messages: Connection,
-    orders: Connection,
-    output: int,
-    not_its_own: list[int],
-    supervisor: int | None,
-) -> None:
-    if supervisor is not None:
-        _die_with(supervisor)
-    for end in not_its_own:
-        os.close(end)
-    sys.stdout.flush()
-    sys.stderr.flush()
-    for stream in (1, 2):
-        os.dup2(output, stream)
-    os.close(output)
-    sys.stdin = open(os.devnull)  # noqa: SIM115 - for as long as the process lives
-    os.dup2(sys.stdin.fileno(), 0)
-    sys.stdout = sys.stderr = os.fdopen(2, "w", buffering=1, closefd=False)
-    channel = SlotChannel(memory, messages, orders)
-    logger.handlers, logger.propagate = [_ToSupervisor(channel)], False
-    telemetry.forward_to(lambda event: channel.send(Told(event)))
-    try:
-        main(channel)
-    except (KeyboardInterrupt, SystemExit):
-        # The supervisor asked for it or got the same signal; it knows.
-        pass
-    except Exception as error:
-        channel.send(SlotFailed(picklable(error)))
-    finally:
-        messages.close()
-
-
-class _ToSupervisor(logging.Handler):
-    """Lets the supervisor write the log, so that a line of it is never mixed with what make() prints."""
-
-    def __init__(self, channel: SlotChannel) -> None:
-        super().__init__()
-        self._channel = channel
-
-    def emit(self, record: logging.LogRecord) -> None:
-        record.msg, record.args = record.getMessage(), None
-        if record.exc_info:
-            record.exc_text = logging.Formatter().formatException(record.exc_info)
-            record.exc_info = None
-        with contextlib.suppress(OSError):
-            self._channel.send(Log(record))
-
-
 def _signal_name(number: int) -> str:
     try:
         return signal.Signals(number).name
     except ValueError:
         return f"signal {number}"
-
-
-def _die_with(supervisor: int) -> None:
-    """Let the kernel kill this process when its supervisor is killed, even if it is deep in C code."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # 1: PR_SET_PDEATHSIG
-        if os.getppid() != supervisor:
-            os._exit(1)
-
-
-def picklable(error: BaseException) -> BaseException:
-    """The error itself if it survives the way to another process, else its words."""
-    try:
-        pickle.loads(pickle.dumps(error))
-    except Exception:
-        # One that ends the process is to end the other one, too.
-        kind = SystemExit if isinstance(error, SystemExit) else DjJobsError
-        return kind(f"{type(error).__name__}: {error}")
-    return error
 
 
 def _out_of_memory_kills() -> int:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import contextlib
 import multiprocessing as mp
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import Any
 
 from ..errors import DjJobsError
 from ..interrupt import Stop
 from ..queue.identity import Claimant
-from ..queue.leases import is_looked_after, recover_once
+from ..queue.leases import recover_once
 from ..queue.table_queue import TableQueue
 from ..settings import settings
 from ..telemetry import emit
@@ -80,15 +81,18 @@ class _Populate:
     def _prepare(self) -> None:
         """Put back what dead workers left, and schedule."""
         queue, finisher = self._jobs.queue, self._jobs.finisher
-        with Stop() as stop:
+        with Stop(line=queue.db) as stop, self._patient(stop):
             # A stop that comes meanwhile waits for the statement to end, so that no mark is left behind.
-            if not is_looked_after(queue, self._jobs.table_name):
-                recover_once(queue, {self._jobs.table_name: finisher})
+            recover_once(queue, {self._jobs.table_name: finisher}, sleep=stop.sleep)
             self._scheduling.now()
             stop.check()
 
+    def _patient(self, stop: Stop) -> AbstractContextManager[None]:
+        """Meanwhile, wait for a server that is away or refuses."""
+        return self._jobs.queue.db.patient(settings.reconnect_timeout, unless=lambda: stop.requested is not None)
+
     def _work_here(self) -> None:
-        with Stop() as stop:
+        with Stop(line=self._jobs.queue.db) as stop:
             try:
                 with MonitorProcess(self._claimant, self._jobs) as monitor:
 
@@ -113,15 +117,17 @@ class _Populate:
                     self._jobs.queue.db.connection.close()
 
         supervisor = Supervisor([self._jobs], self._processes, self._claimant, self._budget, work, self._report)
-        supervisor.register()
-        try:
-            with Stop() as stop:
+        db = self._jobs.queue.db
+        with Stop(line=db) as stop:
+            supervisor.register(stop, settings.reconnect_timeout)
+            try:
                 supervisor.run(stop)
                 self._tell_of_end()
-                stop.check()
-        finally:
-            self._jobs.queue.db.reconnect()
-            supervisor.clean_up()
+            finally:
+                # Whoever wants to stop does not wait for a server that may be away.
+                db.reconnect() if stop.requested is None else db.connect_later()
+                supervisor.clean_up()
+            stop.check()
 
     def _loop(
         self,
@@ -131,7 +137,8 @@ class _Populate:
         report: Callable[[Outcome], None],
         prepare: Callable[[], None] = lambda: None,
     ) -> None:
-        with Stop(self._jobs.queue.db.interrupt) as stop:
+        db = self._jobs.queue.db
+        with Stop(db.interrupt, line=db) as stop:
             state = SlotState(channel.memory, stop)
             channel.listen(state)
             source = Source(self._jobs, self._claims_for(claimant), state, self._options.make_kwargs)

@@ -1,4 +1,4 @@
-"""What happens to the workers: a plan that a seed makes, and the doing of it."""
+"""The doing of faults: what happens to the workers and to their server."""
 
 from __future__ import annotations
 
@@ -6,119 +6,16 @@ import random
 import signal
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from typing import Any
 
+from chaos.plan import JUMPS, NEED_THE_SERVER, SPELLS, Fault
+from chaos.record import Hit, Record
 from chaos.server import Bystander
+from chaos.spells import Spells
 from chaos.workers import Worker, WorkerPool
 
-#: How often each fault occurs, in proportion.
-WEIGHTS = {
-    "kill worker": 6,
-    "kill worker and children": 4,
-    "kill slot": 8,
-    "kill monitor": 2,
-    "suspend worker": 4,
-    "suspend worker and children": 4,
-    "suspend slot": 2,
-    "terminate": 7,
-    "terminate, then kill": 3,
-    "cut connections": 10,
-    "cut all connections": 1,
-}
-#: Faults in a second.
-RATE = 1.25
-#: So long after the server is up again, processes may still end that had given up on it: they are many, and cores few.
-AFTERMATH = 4.0
-#: From so many seconds on a run is a long one.
-LONG_RUN = 60.0
-
-
-@dataclass(frozen=True)
-class Fault:
-    """Something that happens `at` so many seconds; the numbers between 0 and 1 say to whom, and how much of it."""
-
-    at: float
-    kind: str
-    whom: float = 0.0
-    how: float = 0.0
-
-    def __str__(self) -> str:
-        return f"{self.at:6.2f} s  {self.kind} ({self.whom:.3f}, {self.how:.3f})"
-
-
-def plan(seed: int, seconds: float) -> list[Fault]:
-    """The faults of a run: each kind once and more often as its weight says, and in between the server goes away.
-
-    In a short run it does so once; in a long one it is both restarted in good order and crashed.
-    """
-    chance = random.Random(seed)
-    more = max(0, round(seconds * RATE) - len(WEIGHTS))
-    wanted = [*WEIGHTS, *chance.choices(list(WEIGHTS), list(WEIGHTS.values()), k=more)]
-    faults = [Fault(chance.uniform(0, seconds), kind, chance.random(), chance.random()) for kind in wanted]
-    outages = ["restart server", "crash server"]
-    chance.shuffle(outages)
-    shares = (0.3, 0.65) if seconds >= LONG_RUN else (0.45,)
-    for kind, share in zip(outages, shares, strict=False):
-        faults.append(Fault(seconds * (share + chance.uniform(0, 0.1)), kind, chance.random(), chance.random()))
-    return sorted(faults, key=lambda fault: fault.at)
-
-
-@dataclass
-class Hit:
-    """A fault that may cost the jobs of this process an attempt, from `when` on."""
-
-    pid: int
-    kind: str
-    when: float
-    #: As long as this, whatever the process claims may be taken from it.
-    until: float = 0.0
-    #: When it was woken up: what it claims before it is heard of again may be taken from it, too.
-    woken: float = 0.0
-
-
-@dataclass
-class Record:
-    """What was done to whom, by the clock that the server has too."""
-
-    hits: list[Hit] = field(default_factory=list)
-    #: The processes that are gone: those that were killed, and those that left in good order.
-    dead: dict[int, float] = field(default_factory=dict)
-    left: dict[int, float] = field(default_factory=dict)
-    outages: list[tuple[float, float]] = field(default_factory=list)
-    cuts: list[float] = field(default_factory=list)
-    #: When this process itself got no time for a while: others may not have been heard of either, and nobody is judged.
-    stalls: list[float] = field(default_factory=list)
-    done: dict[str, int] = field(default_factory=dict)
-    complaints: list[str] = field(default_factory=list)
-    #: What happened, line by line, for whoever wants to know why.
-    story: list[str] = field(default_factory=list)
-
-    def tell(self, text: str) -> None:
-        now = time.time()
-        self.story.append(f"{time.strftime('%H:%M:%S', time.gmtime(now))}.{int(now % 1 * 1000):03} {text}")
-
-    def hit(self, pids: list[int], kind: str, deadly: bool = True) -> list[Hit]:
-        now = time.time()
-        self.tell(f"{kind}: {pids}")
-        hits = [Hit(pid, kind, now) for pid in pids]
-        self.hits += hits
-        if deadly:
-            self.dead.update(dict.fromkeys(set(pids) - set(self.dead), now))
-        return hits
-
-    def since(self, when: float, until: float) -> float:
-        """From when on something could be done about what happened `when`: not before all were heard of again."""
-        return max([when, *(over for over in (*(up for _, up in self.outages), *self.stalls) if over <= until)])
-
-    def in_outage(self, since: float, until: float) -> bool:
-        """Whether the server was away for a part of this time, or a moment before."""
-        return any(down <= until and since <= up + AFTERMATH for down, up in self.outages)
-
-    def complain(self, text: str) -> None:
-        if text not in self.complaints:
-            self.complaints.append(text)
-            self.tell(f"WRONG: {text.splitlines()[0]}")
+#: By how many seconds the server's clock jumps.
+JUMP = 300
 
 
 class Mayhem:
@@ -130,13 +27,30 @@ class Mayhem:
         How long a process is suspended, at least; longer than the lease.
     """
 
-    def __init__(self, server: Any, bystander: Bystander, pool: WorkerPool, record: Record, suspension: float) -> None:
+    def __init__(
+        self,
+        server: Any,
+        bystander: Bystander,
+        pool: WorkerPool,
+        record: Record,
+        spells: Spells,
+        suspension: float,
+    ) -> None:
         self._server, self._bystander, self._pool, self._record = server, bystander, pool, record
-        self._suspension = suspension
+        self._spells, self._suspension = spells, suspension
         self._later: list[tuple[float, Callable[[], None]]] = []
+
+    def can(self, fault: Fault) -> bool:
+        """Whether a fault may happen now: only one thing at a time happens to the server."""
+        if fault.kind == "lock tables" and self._record.clock_is_off:
+            return False
+        return not (self._record.in_spell and fault.kind in NEED_THE_SERVER)
 
     def do(self, fault: Fault) -> None:
         """Let a fault happen; it falls through if there is nobody it could happen to."""
+        if fault.kind in SPELLS:
+            self._spells.begin(fault.kind, fault.whom, fault.how)
+            return
         act = {
             "kill worker": self._kill_worker,
             "kill worker and children": self._kill_all_of_worker,
@@ -151,6 +65,7 @@ class Mayhem:
             "cut all connections": self._cut_all,
             "restart server": self._restart_server,
             "crash server": self._crash_server,
+            **dict.fromkeys(JUMPS, self._set_clock),
         }[fault.kind]
         if act(fault):
             self._record.done[fault.kind] = self._record.done.get(fault.kind, 0) + 1
@@ -164,7 +79,7 @@ class Mayhem:
 
     @property
     def is_over(self) -> bool:
-        return not self._later
+        return not self._later and not self._record.in_spell
 
     # -- to whom ---------------------------------------------------------------------------------------
 
@@ -228,7 +143,8 @@ class Mayhem:
             return False
         worker, monitor = found
         worker.signal(signal.SIGKILL, [monitor])
-        for hit in self._record.hit([worker.pid], f"{fault.kind} {monitor}", deadly=False):
+        # A populate with slots has no monitor of that kind; then it is a slot that dies.
+        for hit in self._record.hit([worker.pid, monitor], fault.kind, deadly=False):
             hit.until = hit.when + 2 * self._suspension
         return True
 
@@ -309,34 +225,44 @@ class Mayhem:
     def _cut_some(self, fault: Fault) -> bool:
         connections = self._bystander.connections()
         chosen = random.Random(fault.whom).sample(connections, min(len(connections), 1 + int(4 * fault.how)))
-        self._record.tell(f"cut {len(chosen)} connections")
-        self._record.cuts.append(time.time())
+        self._record.note_cut(len(chosen))
         self._bystander.cut(chosen)
         return bool(chosen)
 
     def _cut_all(self, _: Fault) -> bool:
-        self._record.tell("cut all connections")
-        self._record.cuts.append(time.time())
-        self._bystander.cut(self._bystander.connections())
+        connections = self._bystander.connections()
+        self._record.note_cut(len(connections))
+        self._bystander.cut(connections)
         return True
 
-    def _restart_server(self, _: Fault) -> bool:
-        down = time.time()
-        self._record.tell("restart server")
+    def _restart_server(self, fault: Fault) -> bool:
+        spell = self._record.begin(fault.kind)
         self._server.restart()
-        self._is_up(down)
+        self._record.end(spell)
         return True
-
-    def _is_up(self, down: float) -> None:
-        self._record.outages.append((down, time.time()))
-        self._record.tell("the server is up again")
 
     def _crash_server(self, fault: Fault) -> bool:
         """Somebody dies while the server is down."""
-        down = time.time()
-        self._record.tell("crash server")
+        spell = self._record.begin(fault.kind)
         self._server.kill()
         self._kill_all_of_worker(fault)
         self._server.start()
-        self._is_up(down)
+        self._record.end(spell)
         return True
+
+    def _set_clock(self, fault: Fault) -> bool:
+        """It is right again after a while, in which almost anything else may happen, too.
+
+        PostgreSQL measures its own waiting for locks by this clock. If it is set back meanwhile, neither `lock_timeout`
+        nor the search for deadlocks comes in time, so tables are locked only while the clock stays as it is.
+        """
+        if not hasattr(self._server, "clock") or self._record.clock_is_off:
+            return False
+        seconds = JUMP if fault.kind == "clock forward" else -JUMP
+        self._jump(seconds)
+        self._later.append((time.time() + self._suspension * (1 + fault.how), lambda: self._jump(-seconds)))
+        return True
+
+    def _jump(self, seconds: int) -> None:
+        self._server.clock.jump(seconds)
+        self._record.clock_jumped(self._server.clock.offset)

@@ -28,6 +28,7 @@ def declare() -> int:
 
     pipeline.Square.jobs
     pipeline.Twin()
+    pipeline.Poison()
     return 0
 
 
@@ -39,10 +40,10 @@ def worker(arguments: list[str]) -> int:
     return 0
 
 
-def script(_arguments: list[str]) -> int:
+def script(arguments: list[str]) -> int:
     from chaos.script import main
 
-    return main()
+    return main(arguments)
 
 
 def serve() -> None:

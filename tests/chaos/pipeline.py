@@ -1,4 +1,4 @@
-"""The pipeline of the fault test: numbers, their squares, and the twins of the even ones.
+"""The pipeline of the fault test: numbers, their squares, the twins of the even ones, and poison.
 
 Workers import it; the schema's name comes from CHAOS_SCHEMA.
 """
@@ -15,6 +15,7 @@ import datajoint as dj
 from pipelines import BIGINT, INT
 
 import djjobs
+from chaos import poison
 from chaos.options import GRIPPING, Options
 
 schema = dj.Schema(os.environ["CHAOS_SCHEMA"])
@@ -103,3 +104,30 @@ class Twin(Patient, dj.Computed):
     def make_insert(self, key: dict[str, Any], twin: int) -> None:
         enter("Twin", key["n"])
         self.insert1({**key, "twin": twin}, skip_duplicates=True)
+
+
+@schema
+class Poison(djjobs.JobsMixin, dj.Computed):
+    """For a few numbers make() does what no make() should."""
+
+    definition = """
+    -> Number
+    ---
+    name : varchar(16)
+    """
+    max_attempts = poison.MAX_ATTEMPTS
+    retry_on = BaseException
+    backoff = 0
+    keep_completed = True
+
+    @property
+    def key_source(self) -> Any:
+        return Number & poison.condition() & (os.environ.get("CHAOS_POISON") == "1" or "FALSE")
+
+    def make(self, key: dict[str, Any]) -> None:
+        kind = poison.kind_of(key["n"])
+        assert kind
+        poison.write(n=key["n"])
+        enter("Poison", key["n"])
+        kind.act()
+        self.insert1({**key, "name": kind.name}, skip_duplicates=True)

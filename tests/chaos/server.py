@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import json
+import secrets
 from importlib.metadata import version
 from typing import Any
+
+#: As whom the workers connect. For an administrator there is always a connection left, and nothing is read-only.
+USER = "lab"
 
 
 class Bystander:
@@ -30,17 +34,18 @@ class Bystander:
 
     def _ask(self, sql: str) -> list[tuple[Any, ...]]:
         if self._connection is None:
-            self._connection = self._connect()
-        with self._connection.cursor() as cursor:
-            cursor.execute(sql)
-            return list(cursor.fetchall()) if cursor.description else []
+            self._connection = self.connect()
+        return execute(self._connection, sql)
 
-    def _connect(self) -> Any:
+    def connect(self) -> Any:
+        """A new connection of an administrator."""
         where = {"host": self._server.host, "port": self._server.port, "user": self._server.user}
         if self.is_postgresql:
             import psycopg2
 
-            connection = psycopg2.connect(**where, password=self._server.password, dbname="postgres")
+            # The administrator must be able to end a read-only spell.
+            where |= {"dbname": "postgres", "options": "-c default_transaction_read_only=off"}
+            connection = psycopg2.connect(**where, password=self._server.password)
             connection.autocommit = True
             return connection
         import pymysql
@@ -52,7 +57,28 @@ class Bystander:
             self._connection.close()
         self._connection = None
 
+    def settings_of_workers(self) -> dict[str, Any]:
+        """What a worker's DataJoint needs to connect as a plain user, which is made here."""
+        password = secrets.token_hex(8)
+        if self.is_postgresql:
+            self.ask(f"CREATE ROLE {USER} LOGIN PASSWORD '{password}'")
+            self.ask(f"GRANT CREATE ON DATABASE postgres TO {USER}")
+        else:
+            self.ask(f"CREATE USER '{USER}'@'%' IDENTIFIED BY '{password}'")
+            self.ask(f"GRANT ALL ON `{self.schema}`.* TO '{USER}'@'%'")
+        return {**self._server.settings, "database.user": USER, "database.password": password}
+
+    @property
+    def has_super_read_only(self) -> bool:
+        """Whether the server can refuse an administrator's changes, too. MariaDB cannot."""
+        return bool(self.ask("SHOW VARIABLES LIKE 'super_read_only'"))
+
     # -- the pipeline ------------------------------------------------------------------------------------
+
+    def tables(self) -> list[str]:
+        """All tables of the schema, those of the queue among them."""
+        sql = f"SELECT table_name FROM information_schema.tables WHERE table_schema = '{self.schema}'"
+        return sorted(name for (name,) in self.ask(sql))
 
     def feed(self, numbers: range) -> None:
         values = ", ".join(f"({n})" for n in numbers)
@@ -87,22 +113,27 @@ class Bystander:
     def connections(self) -> list[int]:
         """The connections of the workers, the oldest first."""
         if self.is_postgresql:
-            sql = (
-                "SELECT pid FROM pg_stat_activity WHERE backend_type = 'client backend' "
-                "AND pid <> pg_backend_pid() ORDER BY backend_start, pid"
-            )
+            sql = f"SELECT pid FROM pg_stat_activity WHERE usename = '{USER}' ORDER BY backend_start, pid"
         else:
-            sql = (
-                "SELECT id FROM information_schema.processlist WHERE id <> CONNECTION_ID() "
-                "AND user NOT IN ('system user', 'event_scheduler') ORDER BY id"
-            )
+            sql = f"SELECT id FROM information_schema.processlist WHERE user = '{USER}' ORDER BY id"
         return [number for (number,) in self.ask(sql)]
 
     def cut(self, connections: list[int]) -> None:
         """Kill connections from the server's side."""
         for number in connections:
             with contextlib.suppress(Exception):  # it may have gone by itself meanwhile
-                self.ask(f"SELECT pg_terminate_backend({number})" if self.is_postgresql else f"KILL {number}")
+                self.ask(self.cutting(number))
+
+    def cutting(self, connection: int) -> str:
+        """The statement that kills a connection."""
+        return f"SELECT pg_terminate_backend({connection})" if self.is_postgresql else f"KILL {connection}"
+
+
+def execute(connection: Any, sql: str) -> list[tuple[Any, ...]]:
+    """The rows of a query."""
+    with connection.cursor() as cursor:
+        cursor.execute(sql)
+        return list(cursor.fetchall()) if cursor.description else []
 
 
 def environment(settings: dict[str, Any], home: str) -> dict[str, str]:

@@ -33,15 +33,15 @@ class Worker:
     #: "up", "stopped" by SIGSTOP, "leaving" after SIGTERM, or "killed"
     state: str = "up"
     told_to_leave: float = 0.0
-    #: Those it had when somebody looked last.
-    last_children: list[int] = field(default_factory=list)
+    #: All that it ever had: a slot that ended before its worker may have left a claim, too.
+    all_children: set[int] = field(default_factory=set)
 
     def children(self) -> list[int]:
         """Its slots or its monitor."""
         with contextlib.suppress(OSError):
-            children = Path(f"/proc/{self.pid}/task/{self.pid}/children").read_text().split()
-            self.last_children = [int(pid) for pid in children] or self.last_children
-            return [int(pid) for pid in children]
+            children = [int(pid) for pid in Path(f"/proc/{self.pid}/task/{self.pid}/children").read_text().split()]
+            self.all_children.update(children)
+            return children
         return []
 
     def signal(self, number: int, pids: list[int] | None = None) -> None:
@@ -59,6 +59,10 @@ class Worker:
             self.signal(signal.SIGUSR1, [self.pid, *self.children()])
             time.sleep(0.5)
         return self.words()[before:]
+
+    def is_idle_since(self, when: float) -> bool:
+        """Whether a script has had nothing to do after this time."""
+        return self.log.stat().st_mtime > when
 
     def is_ready(self) -> bool:
         """Whether it handles signals: a supervisor does when it has slots."""
@@ -85,6 +89,8 @@ class WorkerPool:
         self._count = 0
         self._answers: list[dict[str, Any]] = []
         self._rest = b""
+        #: They all inherit it.
+        self._mark = f"CHAOS_SCHEMA={environment['CHAOS_SCHEMA']}".encode()
         with open(folder / "forking.log", "ab") as log:
             self._forking = subprocess.Popen(
                 [sys.executable, "-m", "chaos.forking"],
@@ -112,6 +118,15 @@ class WorkerPool:
             assert pipe
             pipe.close()
 
+    def survivors(self) -> set[int]:
+        """All processes that were ever started here, directly or by others, and are still there."""
+        found = set()
+        for folder in Path("/proc").glob("[0-9]*"):
+            with contextlib.suppress(OSError):
+                if self._mark in (folder / "environ").read_bytes():
+                    found.add(int(folder.name))
+        return found - {self._forking.pid}
+
     def declare(self) -> None:
         """Declare the pipeline, in a process of its own."""
         log = self._folder / "declare.log"
@@ -129,7 +144,11 @@ class WorkerPool:
         """Start a worker at this place: every other one is a script, the rest have one slot or two."""
         self._count += 1
         kind = "script" if place % 2 else "worker"
-        arguments = [] if kind == "script" else ["--processes", str(1 + place // 2 % 2), "--order", "random"]
+        if kind == "script":
+            # Some scripts meet poison, each kind in its own way.
+            arguments = {1: ["slots"], 3: ["tame"]}.get(place % 8, [])
+        else:
+            arguments = ["--processes", str(1 + place // 2 % 2), "--order", "random"]
         log = self._folder / f"{self._count:03}-{kind}-{place:02}.log"
         worker = Worker(place, kind, self._start(kind, arguments, fresh, log), log, fresh)
         self.workers[place] = worker

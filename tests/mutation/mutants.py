@@ -19,7 +19,7 @@ from pathlib import Path
 #: Where SQL is, and where the code is that uses it.
 SQL = ("djjobs/sql/*.py",)
 PYTHON = (
-    *(f"djjobs/queue/{name}.py" for name in ("claim", "finish", "leases", "cleanup", "enqueue", "cancel")),
+    *(f"djjobs/queue/{name}.py" for name in ("claim", "finish", "judge", "leases", "cleanup", "enqueue", "cancel")),
     "djjobs/run/hooks.py",
     "djjobs/recurring/rows.py",
 )
@@ -27,7 +27,7 @@ PYTHON = (
 NAMED = (
     ("begin_scheduling", "drop: (last_scheduled"),
     ("delete_orphans", "drop: timestamp <= %(seen)s"),
-    ("recover.dead", "return True"),
+    ("is_still_silent", "return True"),
     ("_claim_once", "drop: queue.change("),
 )
 
@@ -43,7 +43,7 @@ _TOKEN = re.compile(
 )
 _LOCK = re.compile(r"\bFOR UPDATE( SKIP LOCKED)?|(?<!FOR UPDATE) SKIP LOCKED")
 _TRAILING = re.compile(r"(?<=[\w)\]}'])(?<!\bIN)\s+\{+[\w\[\]]+\}+$")
-_WHICH = re.compile(r"(\w+\.)?(table_name|key_hash|run_id|name|scope|role) (=|IN) (%\(\w+\)s|'scheduler')")
+_WHICH = re.compile(r"(\w+\.)?(table_name|key_hash|run_id|name|scope|role) (=|IN) %\(\w+\)s")
 _OPPOSITE = {"<=": ">", ">=": "<", "<": ">=", ">": "<="}
 _TIME = re.compile(r"(?<![<>])(<=|>=|<|>)(?!>)")
 

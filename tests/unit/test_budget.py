@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import multiprocessing
+import time
 from typing import Any
 
 import pytest
@@ -68,6 +69,28 @@ def test_processes_spend_it_together() -> None:
     assert sum(granted.get(timeout=60) for _ in processes) == 100
     for process in processes:
         process.join()
+
+
+def test_a_process_that_is_killed_in_the_middle_takes_nothing_with_it() -> None:
+    context = multiprocessing.get_context("fork")
+    left = Budget(max_calls=100, context=context)
+    is_inside = context.Event()
+
+    def die_inside() -> None:
+        with left._lock:
+            is_inside.set()
+            time.sleep(60)
+
+    victim = context.Process(target=die_inside)
+    victim.start()
+    assert is_inside.wait(30)
+    heir = context.Process(target=lambda: left.take(60))
+    heir.start()
+    victim.kill()
+    heir.join(10)
+    heir.kill()
+    assert heir.exitcode == 0
+    assert left.take(60) == 40
 
 
 @pytest.fixture

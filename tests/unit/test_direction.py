@@ -17,6 +17,7 @@ import djjobs
 ORDER = [
     *(
         "errors",
+        "printable",
         "dj",
         "settings",
         "interrupt",

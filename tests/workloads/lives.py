@@ -18,6 +18,7 @@ from helpers import wait_for
 from pipelines import Child, forked, rows_of
 
 import djjobs
+from djjobs.queue import judge
 from djjobs.queue.queue import Queue
 from workloads.squares import another_connection, change_jobs, insert_square, rows_by_number, squares
 
@@ -117,10 +118,11 @@ def forget_all_workers(table: Any) -> None:
     djjobs.workers(table.Number).delete_quick()
 
 
-def lose(table: Any, numbers: Iterable[int], silent_for: float = 2.5, lease: float = 1) -> str:
+def lose(table: Any, numbers: Iterable[int], silent_for: float = 2.5, lease: float = 0.4) -> str:
     """Let a worker that was last heard of so long ago have these jobs; return its id.
 
-    What the tables look like when a whole node has gone, without waiting for it.
+    What the tables look like when a whole node has gone, and somebody of this machine has seen that it does not answer,
+    without waiting for it.
     """
     connection, worker = table.Number.connection, str(uuid.uuid4())
     now = ago(connection, 0)
@@ -132,13 +134,17 @@ def lose(table: Any, numbers: Iterable[int], silent_for: float = 2.5, lease: flo
     )
     changes = f"status='reserved', worker_id='{worker}', claim=7, host='gone.example', pid=4711, timestamp={now}"
     change_jobs(table, numbers, changes)
+    note_sighting(table, worker, silent_for)
     return worker
 
 
-def uptime(table: Any) -> float:
-    """How many seconds the server of a table or schema has been up."""
-    queue = Queue.of(table.connection, table.database)
-    return float(queue.execute(queue.engine.workers.uptime).fetchone()[1])
+def note_sighting(table: Any, worker: str, silent_for: float) -> None:
+    """Somebody of this machine has seen so long ago that the worker had sent the heartbeat that it has sent last."""
+    queue = Queue.of(table().connection, table.database)
+    signs, sightings = judge._signs(queue, [table.table_name]), judge.Sightings(queue)
+    seen = sightings.load()
+    seen[worker] = signs[worker].heartbeat, time.monotonic() - silent_for
+    sightings.save(seen, signs)
 
 
 def ago(connection: Any, seconds: float) -> str:

@@ -10,6 +10,7 @@ import ctypes
 import json
 import os
 import signal
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -118,7 +119,45 @@ def stick(rest: str, n: int) -> None:
     c.pthread_mutex_lock(mutex)
 
 
+def spawn(rest: str, n: int) -> None:
+    """Start a process, in the background of another that ends at once, and one that is detached; then do as told."""
+    script = "sleep 600 & echo $! > {}"
+    subprocess.run(["sh", "-c", script.format(folder() / f"left-{n}")], check=True, stdout=subprocess.DEVNULL)
+    detached = subprocess.Popen(["sleep", "600"], start_new_session=True)
+    (folder() / f"detached-{n}").write_text(str(detached.pid))
+    (folder() / f"spawned-{n}").touch()
+    perform(rest, n)
+
+
+def print_bar(rest: str, n: int) -> None:
+    """What a progress bar prints, without an end of line, and a very long line."""
+    for percent in range(101):
+        print(f"\r{percent} %", end="", flush=True)
+    print("\n" + "x" * 100_000 + "the end\n", flush=True)
+
+
+def linger(rest: str, n: int) -> None:
+    """Sleep, and leave a sign when that is over, whatever ends it."""
+    try:
+        time.sleep(float(rest))
+    finally:
+        (folder() / f"over-{n}").touch()
+
+
+def ask(rest: str, n: int) -> None:
+    """Ask the server something all the time, as make() does that reads its data bit by bit."""
+    connection = First.connection
+    deadline = time.monotonic() + float(rest)
+    while time.monotonic() < deadline:
+        connection.query("SELECT 1").fetchall()
+        time.sleep(0.01)
+
+
 ACTS = {
+    "spawn": spawn,
+    "bar": print_bar,
+    "ask": ask,
+    "linger": linger,
     "sleep": lambda rest, n: time.sleep(float(rest)),
     "gate": lambda rest, n: wait_for_file(f"open-{n}"),
     "meet": meet,
