@@ -30,19 +30,19 @@ _IN_MAKE, _ELSEWHERE = 1.5, 3.0
 _GLANCE = 0.25
 
 
-class Line(Protocol):
-    """A connection to a server that may not answer. These are called from another thread, but for `pick_up`."""
+class ServerConnection(Protocol):
+    """A connection to a server that may not answer. These are called from another thread, but for `use_again`."""
 
-    def stay(self) -> None:
+    def refuse_reconnect(self) -> None:
         """Let nobody connect again by itself, after what is raised now has broken the connection."""
 
     def cut(self) -> None:
         """End the statement that runs now."""
 
-    def hang_up(self) -> None:
+    def stop_using(self) -> None:
         """End it, and ask nothing of the server any more."""
 
-    def pick_up(self) -> None:
+    def use_again(self) -> None:
         """The server may be asked again."""
 
 
@@ -59,7 +59,7 @@ class Stop:
         run before that. Called from another thread. Defaults to none.
     signals : tuple of int
         Which signals ask for a stop. Defaults to SIGTERM and SIGINT.
-    line : Line, optional
+    connection : ServerConnection, optional
         The connection that statements wait on. If the server does not answer, no statement is waited for longer than
         for some seconds after a stop. Defaults to none.
     """
@@ -68,7 +68,7 @@ class Stop:
         self,
         interrupt: Callable[[], None] | None = None,
         signals: tuple[int, ...] = _STOPS,
-        line: Line | None = None,
+        connection: ServerConnection | None = None,
     ) -> None:
         self._signals = (*signals, _INTERRUPT)
         self.requested: int | None = None
@@ -77,7 +77,7 @@ class Stop:
         self.ask_about: Callable[[int], None] | None = None
         self._interruptible = False
         self._pid = os.getpid()
-        self._line = line
+        self._connection = connection
         #: Since when a signal waits to be acted upon, and since when it does so outside make().
         self._pressed: float | None = None
         self._outside = time.monotonic()
@@ -92,7 +92,7 @@ class Stop:
     def __enter__(self) -> Stop:
         global _active
         if threading.current_thread() is threading.main_thread():
-            if self._interrupt is not None or self._line is not None:
+            if self._interrupt is not None or self._connection is not None:
                 self._alarm = _Alarm(self._ring, self._press)
             self._previous = {number: signal.signal(number, self._handle) for number in self._signals}
             self._outer, _active = _active, self
@@ -111,11 +111,11 @@ class Stop:
         if self._interruptible and self._interrupt is not None:
             # In a thread of its own: it asks the server, which may not answer.
             start_thread(self._interrupt)
-        return self._line is not None
+        return self._connection is not None
 
     def _press(self) -> bool:
         """See that no statement keeps the main thread from acting on a signal; whether to look again."""
-        if _active is not self or self._pressed is None or self._line is None:
+        if _active is not self or self._pressed is None or self._connection is None:
             # Perhaps another Stop inside this one sees to it, and hands it over when it ends.
             return self._pressed is not None
         now = time.monotonic()
@@ -123,11 +123,11 @@ class Stop:
             # Again and again: what make() does after the first time may wait, too.
             if now - max(self._pressed, self._cut_at) > _IN_MAKE:
                 self._cut_at = now
-                self._line.cut()
+                self._connection.cut()
         elif not self._stops:
             self._pressed = None
         elif now - max(self._pressed, self._outside) > _ELSEWHERE:
-            self._line.hang_up()
+            self._connection.stop_using()
         return self._pressed is not None
 
     def __exit__(
@@ -142,8 +142,8 @@ class Stop:
         _active = self._outer
         if self._alarm is not None:
             self._alarm.close()
-        if self._line is not None and (self._outer is None or self._outer._line is not self._line):
-            self._line.pick_up()
+        if self._connection is not None and (self._outer is None or self._outer._connection is not self._connection):
+            self._connection.use_again()
         if self.requested is not None and not isinstance(error, (SystemExit, KeyboardInterrupt)):
             # It came when nobody looked any more.
             if self._outer is None:
@@ -167,8 +167,8 @@ class Stop:
         if _fork.under_way:
             _fork.missed = True
         else:
-            if self._line is not None and (self.requested is not None or self.interrupted_by is not None):
-                self._line.stay()
+            if self._connection is not None and (self.requested is not None or self.interrupted_by is not None):
+                self._connection.refuse_reconnect()
             self._check_all()
 
     def _check_all(self) -> None:

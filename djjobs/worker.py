@@ -62,7 +62,7 @@ def run_worker(tables: Sequence[type], options: WorkerOptions | None = None) -> 
         raise DjJobsError("There is nothing to work on: no table was given.")
     if "fork" not in mp.get_all_start_methods():
         raise DjJobsError("A worker needs a system that can fork. Call populate(reserve_jobs=True) instead.")
-    with Stop(line=Database(tables[0]().connection)) as stop:
+    with Stop(connection=Database(tables[0]().connection)) as stop:
         queues = [_queue_of(table(), options, stop) for table in tables]
         labels = ", ".join(jobs.label for jobs in queues)
         with explained(queues[0].table.connection, labels, "work on"):

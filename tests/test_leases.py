@@ -186,8 +186,8 @@ def test_cleanup_recovers_the_job_of_a_node_that_has_gone_and_counts_it(orphaned
     assert (row["status"], row["attempt"], row["worker_id"], kinds(row)) == ("scheduled", 1, None, ["crash"])
     assert row["turn"] < job_of(orphaned, 2)["turn"]
     assert (row["attempts"][0]["host"], row["attempts"][0]["pid"]) == (worker["host"], worker["pid"])
-    (buried,) = worker_rows(orphaned)
-    assert (buried["worker_id"], buried["state"]) == (worker["worker_id"], "dead")
+    (dead,) = worker_rows(orphaned)
+    assert (dead["worker_id"], dead["state"]) == (worker["worker_id"], "dead")
 
 
 def test_a_worker_that_is_busy_recovers_the_jobs_of_another_one(

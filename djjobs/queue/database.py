@@ -37,7 +37,7 @@ _TRIES, _HURRIED_TRIES = 10, 2
 #: How long a new connection may take if there is more to do.
 _SHORT_LIMIT = 2.0
 #: Under this name it is kept with a connection that nobody is to use any more.
-_HUNG_UP = "hung up"
+_UNUSED = "unused"
 #: How long to wait for the lock of somebody who declares the same tables.
 LOCK_PATIENCE = 30.0
 _PORTION = 5000
@@ -88,7 +88,7 @@ class Database:
         return self.retry(lambda: self._query(sql, parameters))
 
     def _query(self, sql: str, parameters: Any = ()) -> Any:
-        self._insist_on_line()
+        self._insist_on_use()
         if not self._hurried:
             return self.connection.query(sql, args=parameters, reconnect=False)
         with limited(_limit(), lambda: shut_down(self.connection)):
@@ -224,7 +224,7 @@ class Database:
         let_connect()
         with suppress(Exception):
             self.connection.close()
-        self._insist_on_line()
+        self._insist_on_use()
         self._connect(_SHORT_LIMIT if self._hurried or self._patience.given_up() else CONNECT_LIMIT)
         forget_transaction(self.connection)
         self._set_up()
@@ -256,25 +256,25 @@ class Database:
             return None
         return lambda: cancel_statement(self.connection)
 
-    def stay(self) -> None:
+    def refuse_reconnect(self) -> None:
         """Keep DataJoint from connecting again by itself, until `start_afresh` does."""
         refuse_to_connect()
 
     def cut(self) -> None:
         """End the statement that runs now, from another thread, even if the server does not answer."""
-        self.stay()
+        self.refuse_reconnect()
         shut_down(self.connection)
 
-    def hang_up(self) -> None:
+    def stop_using(self) -> None:
         """The same, and from now on nobody asks anything of the server over this connection."""
-        keep_with(self.connection, _HUNG_UP, True)
+        keep_with(self.connection, _UNUSED, True)
         self.cut()
 
-    def pick_up(self) -> None:
+    def use_again(self) -> None:
         """The server may be asked again. Whoever does that next also connects: this may take time."""
         let_connect()
-        if kept_with(self.connection, _HUNG_UP):
-            keep_with(self.connection, _HUNG_UP, False)
+        if kept_with(self.connection, _UNUSED):
+            keep_with(self.connection, _UNUSED, False)
             self.connect_later()
 
     def connect_later(self) -> None:
@@ -284,8 +284,8 @@ class Database:
         forget_transaction(self.connection)
         connect_at_next_use(self.connection, lambda _connection: self._connect())
 
-    def _insist_on_line(self) -> None:
-        if kept_with(self.connection, _HUNG_UP):
+    def _insist_on_use(self) -> None:
+        if kept_with(self.connection, _UNUSED):
             raise LostConnectionError("The server did not answer, and somebody wants to stop.")
 
     # -- locks by name ----------------------------------------------------------------------------------------

@@ -43,7 +43,7 @@ class Sign:
         For how many seconds it may stay the same.
     holds : bool
         Whether the worker holds jobs or runs of the tables that were asked about.
-    is_buried : bool
+    known_dead : bool
         Whether somebody has found out already that the worker is dead.
     """
 
@@ -51,12 +51,12 @@ class Sign:
     beats: int
     lease: float
     holds: bool = True
-    is_buried: bool = False
+    known_dead: bool = False
 
     @property
     def matters(self) -> bool:
         """Whether somebody has to find out if this worker is dead."""
-        return self.holds or not self.is_buried
+        return self.holds or not self.known_dead
 
 
 Signs = dict[str, Sign]

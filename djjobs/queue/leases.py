@@ -110,7 +110,7 @@ def recover(
             recovered.append(worker_id)
         between()
     for worker_id, sign in dead.items():
-        _bury(queue, tuple(finishers), worker_id, sign)
+        _mark_dead(queue, tuple(finishers), worker_id, sign)
     return len(recovered)
 
 
@@ -151,7 +151,7 @@ def _tell_of_stuck(queue: Queue, finisher: Finisher, key: Any, claim: tuple[Any,
     )
 
 
-def _bury(queue: Queue, tables: tuple[str, ...], worker_id: str, sign: Sign) -> None:
+def _mark_dead(queue: Queue, tables: tuple[str, ...], worker_id: str, sign: Sign) -> None:
     """Let everybody know that a worker is dead. Runs that it was finishing are for others to finish."""
     hooks, (first, last) = queue.engine.hooks, all_claims()
     whose = {"worker": worker_id, "first": first, "last": last}
@@ -164,7 +164,7 @@ def _bury(queue: Queue, tables: tuple[str, ...], worker_id: str, sign: Sign) -> 
 
     try:
         queue.db.retry(release)
-        queue.execute(queue.engine.workers.bury, worker=worker_id, beats=sign.beats)
+        queue.execute(queue.engine.workers.mark_dead, worker=worker_id, beats=sign.beats)
     except Exception as error:
         if not queue.db.is_transient(error) or queue.db.is_lost(error):
             raise

@@ -67,7 +67,7 @@ class WorkerStatements:
         FROM {jobs} AS job {join_chosen}
         WHERE job.table_name IN %(tables)s AND job.status = 'reserved' AND job.worker_id IN %(workers)s"""
 
-    bury = """
+    mark_dead = """
         UPDATE {workers} SET state = 'dead'
         WHERE worker_id = %(worker)s AND beats = %(beats)s AND state <> 'dead'"""
 

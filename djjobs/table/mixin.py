@@ -247,7 +247,7 @@ class JobsMixin:
             restrictions = (*restrictions, list(keys))
         try:
             # Whatever the server does, Ctrl-C ends this.
-            with _explained(self, "populate"), Stop(line=Database(self.connection)) as stop:
+            with _explained(self, "populate"), Stop(connection=Database(self.connection)) as stop:
                 jobs = TableQueue.of(self, restrictions)
                 refresh = jobs.refreshes if refresh is None else refresh
                 options = PopulateOptions(

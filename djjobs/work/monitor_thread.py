@@ -148,7 +148,7 @@ class MonitorThread:
             # The thread is a daemon. It ends when its statement returns.
             self._is_left = True
             if self._monitor is not None:
-                self._monitor.db.hang_up()
+                self._monitor.db.stop_using()
 
     # -- in the thread -------------------------------------------------------------------------------------------
 

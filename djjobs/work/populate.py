@@ -81,7 +81,7 @@ class _Populate:
     def _prepare(self) -> None:
         """Put back what dead workers left, and schedule."""
         queue, finisher = self._jobs.queue, self._jobs.finisher
-        with Stop(line=queue.db) as stop, self._patient(stop):
+        with Stop(connection=queue.db) as stop, self._patient(stop):
             # A stop that comes meanwhile waits for the statement to end, so that no mark is left behind.
             recover_once(queue, {self._jobs.table_name: finisher}, sleep=stop.sleep)
             self._scheduling.now()
@@ -92,7 +92,7 @@ class _Populate:
         return self._jobs.queue.db.patient(settings.reconnect_timeout, unless=lambda: stop.requested is not None)
 
     def _work_here(self) -> None:
-        with Stop(line=self._jobs.queue.db) as stop:
+        with Stop(connection=self._jobs.queue.db) as stop:
             try:
                 with MonitorProcess(self._claimant, self._jobs) as monitor:
 
@@ -118,7 +118,7 @@ class _Populate:
 
         supervisor = Supervisor([self._jobs], self._processes, self._claimant, self._budget, work, self._report)
         db = self._jobs.queue.db
-        with Stop(line=db) as stop:
+        with Stop(connection=db) as stop:
             supervisor.register(stop, settings.reconnect_timeout)
             try:
                 supervisor.run(stop)
@@ -138,7 +138,7 @@ class _Populate:
         prepare: Callable[[], None] = lambda: None,
     ) -> None:
         db = self._jobs.queue.db
-        with Stop(db.interrupt, line=db) as stop:
+        with Stop(db.interrupt, connection=db) as stop:
             state = SlotState(channel.memory, stop)
             channel.listen(state)
             source = Source(self._jobs, self._claims_for(claimant), state, self._options.make_kwargs)

@@ -24,7 +24,7 @@ from .monitor_thread import MonitorThread, News, Recovered, Requested, Settled
 from .outcome import Outcome, describe
 from .pool import Pool, Slot, SlotChannel
 from .settle import LostJob
-from .voices import OneVoice
+from .waiting_lines import WaitingLines
 from .watch import Watch
 
 __all__ = ["Supervisor"]
@@ -77,7 +77,7 @@ class Supervisor:
         self._monitor = MonitorThread(
             lambda pass_on, settled: Monitor(claimant, tables, slots, pass_on=pass_on, settled=settled)
         )
-        self._voice = OneVoice()
+        self._waiting_lines = WaitingLines()
         self._is_retiring = self._has_finished = False
         #: How many slots have a connection, of how many; since when; and whether that was said.
         self._few, self._few_since, self._few_said = (0, 0), 0.0, False
@@ -102,7 +102,7 @@ class Supervisor:
         # Slots must not inherit an open connection: two processes would read each other's answers.
         for db in databases_of(self._tables):
             db.connection.close()
-        logger.addFilter(self._voice)
+        logger.addFilter(self._waiting_lines)
         try:
             self._tell_of_start()
             self._monitor.start()
@@ -118,7 +118,7 @@ class Supervisor:
             self.pool.end(self.patience, self._monitor.slot_ended, self._hear_last)
             self._monitor.close()
             self._hear_news()
-            logger.removeFilter(self._voice)
+            logger.removeFilter(self._waiting_lines)
 
     def _has_slots(self) -> bool:
         """Whether there are slots, or there will be."""
@@ -136,7 +136,7 @@ class Supervisor:
     def prepare_slot(self) -> None:
         """Called in a slot: it gets connections of its own, and cleans up after jobs of killed slots."""
         # The supervisor decides which line is said.
-        logger.removeFilter(self._voice)
+        logger.removeFilter(self._waiting_lines)
         for db in databases_of(self._tables):
             db.reconnect()
         self.clean_up()
@@ -219,7 +219,7 @@ class Supervisor:
                 self._replace()
 
     def _forget(self, slot: Slot) -> None:
-        self._voice.forget(slot.process.pid)
+        self._waiting_lines.forget(slot.process.pid)
 
     def _hear_last(self, slot: Slot, message: Message) -> None:
         """What a slot says that is to end: only what became of its job matters."""
@@ -254,7 +254,7 @@ class Supervisor:
 
     def _is_crowded_out(self, slot: Slot) -> bool:
         """Whether a slot has nothing to do and waits for a connection, because others have all of them."""
-        return self._voice.waiting.get(slot.process.pid or 0) == CROWDED and slot.memory.read() is None
+        return self._waiting_lines.waiting.get(slot.process.pid or 0) == CROWDED and slot.memory.read() is None
 
     @property
     def connected(self) -> list[Slot]:

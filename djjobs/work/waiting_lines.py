@@ -1,4 +1,4 @@
-"""One voice: the processes of a worker wait for the same server, and one line in the log says so."""
+"""Lines about waiting: the processes of a worker wait for the same server, and one line in the log says so."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ import logging
 
 from ..queue.waiting import GOES_ON, WAITS
 
-__all__ = ["OneVoice"]
+__all__ = ["WaitingLines"]
 
 
-class OneVoice(logging.Filter):
+class WaitingLines(logging.Filter):
     """Lets pass what the first process says that waits, and what the last one says that goes on.
 
     Attributes
