@@ -14,7 +14,7 @@ from workloads.squares import another_connection, change_jobs, made, rows_by_num
 import djjobs
 
 #: The statements at which the other one comes in between.
-FIND_OVER = r"^SELECT run\.run_id, run\.finish, CASE"
+FIND_OVER = r"^SELECT run\.run_id, run\.finish FROM"
 LOCK_PREPARING = r"^SELECT prepared_time, "
 LOCK_FINISHING = r"^SELECT finish_worker, "
 CANCEL_RUN = r"^UPDATE \S*~runs\W+ AS run SET cancel_time"
