@@ -182,7 +182,7 @@ def test_who_comes_by_once_takes_nobody_for_dead_who_could_not_be_heard(
     """It saw a worker before the trouble began, and looks again just when it ends."""
     with trouble.at_work(1, log, gate) as (child,):
         (worker,) = trouble.beats()
-        visit = Visit(trouble)
+        visit = Visit(trouble, trouble.connect() if fault != "away" else None)
         note_sighting(trouble.Square, worker, 60)
         with getattr(trouble, fault)():
             if fault == "write_lock":
@@ -203,15 +203,15 @@ def test_who_comes_by_once_takes_nobody_for_dead_who_could_not_be_heard(
 
 
 class Visit(threading.Thread):
-    """Somebody else who cleans up, over a connection that was there before."""
+    """Somebody else who cleans up, over a connection that was there before, or a new one."""
 
-    def __init__(self, trouble: Trouble) -> None:
+    def __init__(self, trouble: Trouble, connection: Any) -> None:
         super().__init__()
-        self._trouble, self._connection = trouble, trouble.connect()
+        self._trouble, self._connection = trouble, connection
         self._recovered: list[int] = []
 
     def run(self) -> None:
-        with another(self._trouble.Square, self._connection) as theirs:
+        with another(self._trouble.Square, self._connection or self._trouble.connect()) as theirs:
             self._recovered.append(theirs.cleanup_jobs()["recovered"])
 
     def recovered(self) -> int:

@@ -27,6 +27,8 @@ logger = logging.getLogger("djjobs")
 _REMEMBERED = 86400
 #: How often somebody who looks only once looks again if the server stalls meanwhile.
 _TRIES = 3
+#: A server that answers within so many seconds does not stall; it may only be busy.
+_PROMPT = 0.5
 
 
 @dataclass(frozen=True)
@@ -229,7 +231,7 @@ def _silent_after_a_pause(
             id_: sign for id_, sign in suspects.items() if id_ in signs and signs[id_].heartbeat == sign.heartbeat
         }
         # If this took long, the server has stalled, and the pause does not count.
-        if time.monotonic() - asked < pause or not suspects:
+        if time.monotonic() - asked < max(pause, _PROMPT) or not suspects:
             return suspects
     return {}
 
