@@ -148,7 +148,7 @@ class Loud(djjobs.JobsMixin, dj.Computed):
     definition = "-> Task"
 
     def make(self, key):
-        print("\\x1b[31mred\\x1b[0m", "a\\rb\\b", "tab\\there", "[/red]")
+        print("\\x1b[31mred\\x1b[0m", "b\\b", "tab\\there", "[/red]")
         self.insert1(key)
         if key["n"] == 2:
             raise ValueError("{hostile}")
@@ -175,5 +175,5 @@ def test_what_make_prints_and_raises_reaches_the_log_of_a_worker_visibly(
     assert_harmless(worker.log.replace("\t", " "))
     said = worker.log.splitlines()
     messages = [json.loads(line)["message"] for line in said] if options else said
-    assert sum("\\x1b[31mred\\x1b[0m a\\rb\\x08 tab\there [/red]" in message for message in messages) == 2
+    assert sum("\\x1b[31mred\\x1b[0m b\\x08 tab\there [/red]" in message for message in messages) == 2
     assert any("ValueError: <script>" in message and "\\x1b[2J" in message for message in messages)
