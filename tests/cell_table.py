@@ -61,13 +61,7 @@ TABLE = {
     "test_examples.py": Row(GENERATIONS, 25, "DataJoint's types; notebooks and examples have no SQL of their own"),
     "test_finds_work.py": Row(DIALECTS, 22, "when populate looks again; the statement itself is in test_schedule.py"),
     "test_jobs_view.py": Row(EVERYWHERE, 3, "queries on the columns of the queue, JSON among them"),
-    "test_judging.py": Row(ENGINES, 80, "locks, read-only spells, stalls and clocks of the servers"),
-    "test_judging.py::test_workers_that_judge_each_other_keep_their_jobs_when_nobody_can_write": Row(
-        SERVERS, 0, "how a server can be kept from writing"
-    ),
-    "test_judging.py::test_who_comes_by_once_takes_nobody_for_dead_who_could_not_be_heard": Row(
-        SERVERS, 0, "how a server can be kept from writing"
-    ),
+    "test_judging.py": Row(SERVERS, 85, "locks, read-only spells, stalls and clocks of the servers"),
     "test_keyed_jobs.py": Row(EVERYWHERE, 8, "JSON and types of keys, as each engine has them"),
     "test_keys.py": Row(EVERYWHERE, 12, "JSON and types of keys, as each engine has them"),
     "test_leases.py": Row(DIALECTS, 60, "statements of heartbeats and recovery; connections that are cut"),
@@ -92,7 +86,7 @@ TABLE = {
     "test_rules.py": Row(ENGINES, 14, "all the statements of the queue, in any order"),
     "test_run_hooks.py": Row(DIALECTS, 45, "the statements of marks; who dies is the same everywhere"),
     "test_runs.py": Row(ENGINES, 12, "the statements and plans of runs"),
-    "test_safe_schedules.py": Row(DIALECTS, 25, "what columns can hold, and locks; who imports what is the same"),
+    "test_safe_schedules.py": Row(FAMILIES, 35, "what columns can hold, and locks; who imports what is the same"),
     "test_safe_texts.py": Row(GENERATIONS, 15, "DataJoint's previews, and what a command prints"),
     "test_schedule.py": Row(EVERYWHERE, 20, "the one statement that schedules, for every kind of key_source"),
     "test_scheduler.py": Row(DIALECTS, 50, "who leads is decided by a statement"),
@@ -100,8 +94,8 @@ TABLE = {
     "test_search_path.py": Row(ONCE, 10, "only PostgreSQL has a search_path"),
     "test_servers.py": Row(SERVERS, 12, "the servers that the tests start"),
     "test_signals.py": Row(GENERATIONS, 12, "drivers: psycopg2 puts signals off, pymysql does not"),
-    "test_slots_end.py": Row(DIALECTS, 30, "faults of the server while the end of a job is recorded"),
-    "test_stalls.py": Row(DIALECTS, 90, "drivers that wait for a server that does not answer"),
+    "test_slots_end.py": Row(GENERATIONS, 40, "faults of the server while the end of a job is recorded"),
+    "test_stalls.py": Row(GENERATIONS, 95, "drivers that wait for a server, and how each DataJoint connects again"),
     "test_switching.py": Row(EVERYWHERE, 10, "the job tables of both DataJoints"),
     "test_telemetry.py": Row(
         GENERATIONS, 12, "what is told of a job does not come from the server, but its waiting time"
