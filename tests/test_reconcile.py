@@ -8,6 +8,7 @@ from typing import Any
 import psutil
 import pytest
 from helpers import has_ended, wait_for
+from interleaving import job_locked
 from pipelines import rows_of
 from plans import plan
 from workloads.lives import hold_the_interpreter, job_of, kill_tree, populating, worker_rows
@@ -119,6 +120,32 @@ def test_the_comparison_reads_the_reserved_jobs_only(start: Any, engine: str) ->
         assert "status" in str([step.get("Index Cond") for step in steps])
     else:
         assert [(step["key"], step["ref"]) for step in steps] == [("claim_in_order", "const,const")]
+
+
+def test_a_populate_does_not_return_before_the_job_of_a_dead_slot_is_settled(start: Any, log: CallLog) -> None:
+    """Its row is locked when the slot dies. All other slots find nothing meanwhile, and end."""
+
+    def make(self: Any, key: dict[str, Any]) -> None:
+        log.record(key["n"])
+        if key["n"] == 1 and len(log.lines()) <= 2:
+            time.sleep(60)
+        insert_square(self, key)
+
+    def successor_has_come_and_gone() -> bool:
+        there = {slot.pid for slot in populate.children()}
+        seen.update(there)
+        return bool(seen - before) and not there
+
+    Square, seen = start(2, make), set[int]()
+    with populating(Square, processes=2) as (child,):
+        populate = psutil.Process(child.process.pid)
+        wait_for(lambda: made(Square) == [2] and len(log.lines()) == 2)
+        before = {slot.pid for slot in populate.children()}
+        with job_locked(Square, 1):
+            psutil.Process(job_of(Square, 1)["pid"]).kill()
+            wait_for(successor_has_come_and_gone, every=0.005)
+        assert child.result()["success_count"] == 2
+    assert made(Square) == [1, 2]
 
 
 # -- the monitor is killed while nobody can help ----------------------------------------------------------------

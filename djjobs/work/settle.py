@@ -41,6 +41,8 @@ class LostJob:
     released: int = 0
     #: The number of the slot; None if it is about what was found in the table.
     slot: int | None = None
+    #: Whether the job could not be settled yet.
+    later: bool = False
 
     @property
     def outcome(self) -> Outcome | None:
@@ -120,7 +122,7 @@ class Settler:
         else:
             self._note(slot)
             _tell_of(lost, story)
-        lost = replace(lost or LostJob(), released=released, slot=slot.number)
+        lost = replace(lost or LostJob(later=True), released=released, slot=slot.number)
         self._settled(lost)
         return lost
 

@@ -82,8 +82,8 @@ class Supervisor:
         #: How many slots have a connection, of how many; since when; and whether that was said.
         self._few, self._few_since, self._few_said = (0, 0), 0.0, False
         self._failures = 0
-        #: The numbers of slots that have died, whose jobs the monitor has not looked at yet.
-        self._unsettled: set[int] = set()
+        #: The numbers of slots that have died, whose jobs are not settled yet; and whether they have a successor.
+        self._unsettled: dict[int, bool] = {}
         #: When slots are to be started in place of others.
         self._starts: list[float] = []
         #: Cancelled jobs whose slot was killed, for the next slot to clean up after: table and key.
@@ -209,7 +209,7 @@ class Supervisor:
             self._excuse(slot, message.error)
         elif isinstance(message, SlotDied):
             self._forget(slot)
-            self._unsettled.add(slot.number)
+            self._unsettled[slot.number] = False
             self._monitor.slot_died(slot, message.story, self._watch.was_late(slot))
         elif isinstance(message, SlotEnded):
             self._forget(slot)
@@ -296,11 +296,22 @@ class Supervisor:
         if lost.outcome is not None and lost.outcome.stays_an_error:
             self._report(lost.outcome)
         if lost.slot in self._unsettled:
-            self._unsettled.discard(lost.slot)
-            # Only now: what the dead slot had is there again for the new one.
-            self._replace()
+            self._succeed(lost.slot, lost.later)
         elif lost.released or lost.status == "scheduled":
             self.recovered(lost.released)
+
+    def _succeed(self, number: int, later: bool) -> None:
+        """A dead slot gets a successor: only now, when what it had is there again, or cannot be settled at once."""
+        has_successor = self._unsettled.pop(number)
+        if later:
+            self._unsettled[number] = True
+        if not has_successor:
+            self._replace()
+        elif not later:
+            # The slots may have found nothing and have ended meanwhile.
+            self.recovered(1)
+            if not self.pool.slots:
+                self._replace()
 
     # -- the end ---------------------------------------------------------------------------------------------
 
