@@ -11,7 +11,7 @@ from helpers import has_ended, wait_for
 from interleaving import job_locked
 from pipelines import rows_of
 from plans import plan
-from workloads.lives import hold_the_interpreter, job_of, kill_tree, populating, worker_rows
+from workloads.lives import job_of, kill_tree, populating, stuck_in_c, worker_rows
 from workloads.squares import CallLog, insert_square, made, rows_by_number
 
 import djjobs
@@ -159,7 +159,7 @@ def test_the_lease_is_kept_if_the_monitor_is_killed_while_make_holds_the_interpr
 
     def make(self: Any, key: dict[str, Any]) -> None:
         log.record(key["n"])
-        hold_the_interpreter(8)
+        stuck_in_c(8)
         insert_square(self, key)
 
     lease = 2.0
