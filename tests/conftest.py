@@ -23,6 +23,7 @@ import forks  # noqa: F401 - before djjobs
 import pytest
 import quiet
 import servers
+from schedule_labs import Lab, standing_lab
 from workloads.lives import Gate
 from workloads.squares import CallLog, Standing, standing_schema
 
@@ -204,3 +205,17 @@ def gate(tmp_path: Path) -> Iterator[Gate]:
     gate = Gate(tmp_path / "gate")
     yield gate
     gate.open()
+
+
+@pytest.fixture(scope="module")
+def lab_with_schedules(server: Any) -> Iterator[Lab]:
+    """One schema for a whole file, with the tables that the tests of schedules use."""
+    with standing_lab() as lab:
+        yield lab
+
+
+@pytest.fixture
+def lab(lab_with_schedules: Lab, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Lab:
+    """The same as if it were new, and a folder of its own."""
+    monkeypatch.setenv("SCHEDULE_LAB_FOLDER", str(tmp_path))
+    return lab_with_schedules.start_over(tmp_path)

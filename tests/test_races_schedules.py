@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import datetime
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
 from interleaving import just
-from schedule_labs import RESULT, Lab, standing_lab
+from schedule_labs import RESULT, Lab
 from workloads.lives import ago
 from workloads.squares import another_connection
 
@@ -23,17 +22,6 @@ ADVANCE = r"^UPDATE \S*~schedules\W+ SET last_state"
 TAKE_UP = r"^UPDATE \S*~firings\W+ SET runner"
 END = r"^UPDATE \S*~schedules\W+ SET last_time"
 GIVE_BACK = r"^UPDATE \S*~firings\W+ SET expires = .*attempt - 1"
-
-
-@pytest.fixture(scope="module")
-def standing(server: Any) -> Iterator[Lab]:
-    with standing_lab() as lab:
-        yield lab
-
-
-@pytest.fixture
-def lab(standing: Lab, tmp_path: Path) -> Lab:
-    return standing.start_over(tmp_path)
 
 
 class Theirs:

@@ -17,23 +17,11 @@ import psutil
 import pytest
 from click.testing import CliRunner
 from helpers import wait_for
-from schedule_labs import LONG_AGO, MODULE, PLOT, RESULT, SHORT_EXPIRY, Lab, running, standing_lab
+from schedule_labs import LONG_AGO, MODULE, PLOT, RESULT, SHORT_EXPIRY, Lab, running
 from workloads.squares import another_connection
 
 import djjobs
 from djjobs.cli import main
-
-
-@pytest.fixture(scope="module")
-def standing(server: Any) -> Iterator[Lab]:
-    with standing_lab() as lab:
-        yield lab
-
-
-@pytest.fixture
-def lab(standing: Lab, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Lab:
-    monkeypatch.setenv("SCHEDULE_LAB_FOLDER", str(tmp_path))
-    return standing.start_over(tmp_path)
 
 
 def write(lab: Lab, name: str, target: str = RESULT, **columns: Any) -> None:

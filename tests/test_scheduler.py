@@ -6,32 +6,19 @@ import datetime
 import os
 import signal
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack, closing, suppress
-from pathlib import Path
 from typing import Any
 
 import pytest
 from helpers import wait_for
 from pipelines import job_counts, rows_of
-from schedule_labs import MODULE, PLOT, RESULT, SHORT_EXPIRY, Command, Lab, running, standing_lab
+from schedule_labs import MODULE, PLOT, RESULT, SHORT_EXPIRY, Command, Lab, running
 from workloads.squares import another_connection
 
 import djjobs
 
 SECOND = datetime.timedelta(seconds=1)
-
-
-@pytest.fixture(scope="module")
-def standing(server: Any) -> Iterator[Lab]:
-    with standing_lab() as lab:
-        yield lab
-
-
-@pytest.fixture
-def lab(standing: Lab, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Lab:
-    monkeypatch.setenv("SCHEDULE_LAB_FOLDER", str(tmp_path))
-    return standing.start_over(tmp_path)
 
 
 def leads(lab: Lab, command: Command) -> bool:

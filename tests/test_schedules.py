@@ -8,7 +8,6 @@ import re
 import secrets
 import sys
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,7 @@ from click.shell_completion import ShellComplete
 from click.testing import CliRunner
 from helpers import wait_for
 from pipelines import INT, job_counts, rows_of
-from schedule_labs import MODULE, PLOT, RESULT, Lab, running, standing_lab
+from schedule_labs import MODULE, PLOT, RESULT, Lab, running
 from workloads import schedule_lab
 
 import djjobs
@@ -32,18 +31,6 @@ from djjobs.recurring.rows import Timetable, new_token
 
 UTC = datetime.timezone.utc
 MINUTE, HOUR, DAY = (datetime.timedelta(**{unit: 1}) for unit in ("minutes", "hours", "days"))
-
-
-@pytest.fixture(scope="module")
-def standing(server: Any) -> Iterator[Lab]:
-    with standing_lab() as lab:
-        yield lab
-
-
-@pytest.fixture
-def lab(standing: Lab, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Lab:
-    monkeypatch.setenv("SCHEDULE_LAB_FOLDER", str(tmp_path))
-    return standing.start_over(tmp_path)
 
 
 def djjobs_command(*arguments: str) -> Any:
