@@ -82,7 +82,7 @@ def ignore(target: str, selection: Selection, yes: bool, as_json: bool) -> None:
 def cancel(target: str, selection: Selection, yes: bool, as_json: bool, force: bool, run_id: int | None) -> None:
     """Call jobs off. They stay `cancelled` until they are retried.
 
-    Scheduled jobs are called off at once. A running job is asked to stop and does so at its next
+    Scheduled jobs are cancelled at once. A running job is asked to stop and does so at its next
     safe point; with --force it is stopped now.
 
     {targets}

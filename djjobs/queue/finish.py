@@ -1,4 +1,4 @@
-"""Finishing: a claimed job succeeds, fails, waits for its next try, is called off or given back.
+"""Finishing: a claimed job succeeds, fails, waits for its next try, is cancelled or given back.
 
 Each way is one guarded statement: a claim that was taken away changes nothing.
 """
@@ -93,7 +93,7 @@ class Finisher:
     def with_commit(self, job: Job, elapsed: Callable[[], float], stop: Stop) -> MakeTransaction:
         """Complete the job in the very transaction that DataJoint commits meanwhile.
 
-        If the job is no longer ours, or was called off, the transaction must not be committed at all. From here on
+        If the job is no longer ours, or was cancelled, the transaction must not be committed at all. From here on
         it is too late to interrupt.
         """
 
@@ -271,12 +271,12 @@ class Finisher:
     # -- neither ---------------------------------------------------------------------------------------
 
     def cancelled(self, job: Job) -> None:
-        """The job was called off, and nothing of it is there."""
+        """The job was cancelled, and nothing of it is there."""
         if not self.queue.change(self.queue.engine.attempts.cancel_claimed, **self._token(job)):
             raise self._lost(job)
 
     def insist_on(self, job: Job) -> None:
-        """Raise if the job is no longer ours, or was called off."""
+        """Raise if the job is no longer ours, or was cancelled."""
         if self.queue.db.retry(lambda: self._request_about(job)) != "":
             raise self._why_not(job)
 
