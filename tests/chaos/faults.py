@@ -111,7 +111,7 @@ class Mayhem:
         family = self._family(worker)
         worker.state = "killed"
         worker.signal(signal.SIGKILL)
-        self._record.hit(family, fault.kind)
+        self._record.hit(sorted({*family, *worker.all_children}), fault.kind)
         return True
 
     def _kill_all_of_worker(self, fault: Fault) -> bool:
@@ -125,7 +125,8 @@ class Mayhem:
         family = self._family(worker)
         worker.state = "killed"
         worker.signal(signal.SIGKILL, family)
-        self._record.hit(family, kind)
+        # A slot that ended before may have left a claim that its worker had still to settle.
+        self._record.hit(sorted({*family, *worker.all_children}), kind)
 
     def _kill_slot(self, fault: Fault) -> bool:
         found = self._child(fault, "worker")

@@ -35,6 +35,8 @@ LEAVING = 10.0
 _AT_WORK = re.compile(r"/djjobs/work/loop\.py\", line \d+, in run\b")
 #: What a worker says at its end.
 _HAS_FAILED = re.compile(r"^.* ends: \d+ jobs? done, [1-9]\d* failed", re.M)
+#: What a worker says that could not remove its row.
+_NOT_SIGNED_OFF = "could not sign off"
 #: After so many it is no use to go on.
 _MOST_COMPLAINTS = 100
 
@@ -253,7 +255,11 @@ class _Run:
             record.complain(f"a {worker.kind} ended by itself with {end.code}: {_last_words(end)}")
             record.hit([worker.pid, *sorted(worker.all_children)], "ended by itself")
         else:
-            record.left[worker.pid] = end.when
+            if _NOT_SIGNED_OFF in worker.words() and record.in_outage(worker.started, end.when):
+                # A populate of this script ended while the server was away: its row stays until it is found dead.
+                record.hit([worker.pid, *sorted(worker.all_children)], "could not sign off")
+            else:
+                record.left[worker.pid] = end.when
             # A worker of which jobs have failed says so by its exit code, too; here only poison does.
             if end.code != (1 if _HAS_FAILED.search(worker.words()) else 0):
                 record.complain(f"a {worker.kind} left with exit code {end.code}: {_last_words(end)}")
